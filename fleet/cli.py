@@ -22,7 +22,7 @@ from fleet.decide.machines import line
 from fleet.decide.topology import blocks, conf
 from fleet.policy import STATE_CONDITION, Topology, read_settings
 from fleet.reconciler import Reconciler
-from fleet.report.events import in_words
+from fleet.report.events import describe_action
 from fleet.report.status import LONG, WHOLE, lines, state_in_slurm, worker_report
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView, is_true, parse_pod
 from fleet.world.machine import MachineObject, rfc3339
@@ -65,14 +65,14 @@ def explain(name: str, snapshot: FleetSnapshot, decision: Decision) -> Iterator[
         raise FleetError(
             "explain", f"no pod, Node, machine or pool {name!r}", hint=nearest(name, [*names_of_objects, "fleet"])
         )
-    names = _related(name, workers, machines)
+    names = _list_related(name, workers, machines)
     yield from _objects(name, names, kubernetes, workers, known=isinstance(snapshot.slurm, SlurmView))
     for change in decision.changes:
         if object_name(change) in names:
-            yield f"would {in_words(change)}"
+            yield f"would {describe_action(change)}"
     for notice in decision.notices:
         if notice.about in {*names, *WHOLE} and not (notice.about in WHOLE and notice.kind == "unknown"):
-            yield in_words(notice)
+            yield describe_action(notice)
 
 
 def _objects(
@@ -97,7 +97,7 @@ def _objects(
             yield from _machine(machine)
 
 
-def _related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, MachineObject]) -> frozenset[str]:
+def _list_related(name: str, workers: Mapping[str, Worker], machines: Mapping[str, MachineObject]) -> frozenset[str]:
     """Return the name itself and the Node behind it: what holds a Node holds its worker and its machine."""
     names = {name}
     if name in machines:
@@ -243,9 +243,9 @@ def plan() -> None:
 
 def show(decision: Decision) -> None:
     for change in decision.changes:
-        click.echo(f"would {in_words(change)}")
+        click.echo(f"would {describe_action(change)}")
     for notice in decision.notices:
-        click.echo(in_words(notice))
+        click.echo(describe_action(notice))
     if not decision.changes and not decision.notices:
         click.echo("nothing to do")
 

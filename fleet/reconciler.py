@@ -45,9 +45,9 @@ from fleet.decide.actions import (
     change_key,
 )
 from fleet.decide.decide import MANY, Backoff, Decision, decide_safely
-from fleet.decide.drain import urgent_drains
+from fleet.decide.drain import find_urgent_drains
 from fleet.policy import FleetSettings, Policy, read_policy
-from fleet.report.events import EventRateLimit, events, in_words
+from fleet.report.events import EventRateLimit, describe_action, events
 from fleet.report.status import Report, report
 from fleet.report.web import LoopStats, PageServer, PageSource, name_of, stats_pages
 from fleet.world.slurm import SlurmView
@@ -131,7 +131,7 @@ class FastPath:
             return
         memory, policy = self.state()
         workers = [worker for worker in self.cache.workers(names, slurm) if worker.name not in self.claims.names]
-        drains = list(urgent_drains(workers, memory.marks, steady(), policy))
+        drains = list(find_urgent_drains(workers, memory.marks, steady(), policy))
         now = time.monotonic()
         begun, many = self._window if now - self._window[0] < PACE_S else (now, 0)
         most = max(0, policy.changes - many)
@@ -280,7 +280,7 @@ class Reconciler:
             slurm = await self._observer.slurm(self.cache.world())
             took = time.monotonic() - begun
             # Changes in Kubernetes during the request to Slurm count, too.
-            kubernetes, fresh = self.cache.counted(steady()), self._news.is_set()
+            kubernetes, fresh = self.cache.take_view(steady()), self._news.is_set()
             self._news.clear()
             due = fresh or slurm != last or begun - decided >= AT_LEAST_S
             if self.backoff.waits(time.monotonic()):
@@ -307,8 +307,8 @@ class Reconciler:
         """Drop the memory while another process leads; keep policy and silence times fresh for the first own pass."""
         self.memory = FleetMemory()
         self.fast_path.update(Unknown("not asked yet"))
-        self._reread_policy()
-        self.cache.counted(steady())  # counts how long Nodes are silent
+        self._reload_policy()
+        self.cache.take_view(steady())  # counts how long Nodes are silent
 
     async def _pass(self, snapshot: FleetSnapshot) -> int:
         """Decide on a snapshot and act; return the number of changes made. After a bug the fast path is disabled."""
@@ -333,7 +333,7 @@ class Reconciler:
 
     async def act(self, snapshot: FleetSnapshot) -> int:
         """Decide, make the changes, and report them; return how many were made."""
-        self._reread_policy()
+        self._reload_policy()
         now = steady()
         # In a thread, since it takes long for many nodes and must not hold up the fast path.
         decision = await asyncio.to_thread(decide_safely, snapshot, self.memory, now, self.policy)
@@ -343,7 +343,7 @@ class Reconciler:
         self.page.update(snapshot, decision)
         self.webhooks.keep(change for change in decision.changes if isinstance(change, CallHook))
         for notice in decision.news:
-            self.log(in_words(notice))
+            self.log(describe_action(notice))
         if decision.mistake and decision.news:
             self.log(decision.mistake)
         done, tried, failed = await self._make_all(decision)
@@ -374,9 +374,11 @@ class Reconciler:
                 is_done = await self.perform(change)
                 done.extend([change] if is_done else [])
             except FleetError as error:
-                failed[change_key(change)] = f"{in_words(change)}: {error}"
+                failed[change_key(change)] = f"{describe_action(change)}: {error}"
             except Exception:  # a bug with one object must not block the rest
-                failed[change_key(change)] = f"{in_words(change)}: a bug of the fleet: {traceback.format_exc(-8)}"
+                failed[change_key(change)] = (
+                    f"{describe_action(change)}: a bug of the fleet: {traceback.format_exc(-8)}"
+                )
             finally:
                 self.claims.settle(change, done=is_done)
             if change_key(change) in failed:
@@ -413,7 +415,9 @@ class Reconciler:
         self._late |= not done
         (self.stats.done if done else self.stats.late)[name_of(change)] += 1
         self.log(
-            in_words(change) if done else f"{in_words(change)}: not done, because the state had changed; decided again"
+            describe_action(change)
+            if done
+            else f"{describe_action(change)}: not done, because the state had changed; decided again"
         )
         return done
 
@@ -429,7 +433,7 @@ class Reconciler:
                 self.log(str(error))
                 return
 
-    def _reread_policy(self) -> None:
+    def _reload_policy(self) -> None:
         """Read the policy. After an error the last valid one stays, and the error is logged once."""
         text = ""
         try:
@@ -445,7 +449,7 @@ class Reconciler:
     async def look(self) -> FleetSnapshot:
         await self.cache.list()
         kubernetes = self.cache.world()
-        self._reread_policy()
+        self._reload_policy()
         slurm = await self._observer.slurm(kubernetes)
         return FleetSnapshot(kubernetes, slurm, await self._observer.prove(kubernetes), self.api.clocks.why())
 

@@ -8,7 +8,7 @@ from typing import Any
 from fleet.decide.actions import Change, CreatePod, Evict
 from fleet.policy import Policy
 from fleet.world import slurm
-from fleet.world.slurm import SlurmView, pending_jobs
+from fleet.world.slurm import SlurmView, parse_pending_jobs
 from fleet.world.snapshot import FleetSnapshot
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 from tests.fleet_world import BEGIN
@@ -66,7 +66,7 @@ class ElasticWorlds(PoolWorlds):
         claims = None
         if self.claims and found.slurm.claims is not None:
             claims = found.slurm.claims | self.reserved
-        waiting = pending_jobs([self._job(number) for number in self.queue]) if self.asked else None
+        waiting = parse_pending_jobs([self._job(number) for number in self.queue]) if self.asked else None
         return replace(found, slurm=replace(found.slurm, claims=claims, pending=waiting))
 
     def _slurm(self, name: str) -> dict[str, Any]:

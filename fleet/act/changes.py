@@ -92,13 +92,13 @@ async def _show_conditions(
     """Write or remove the conditions of a pod or a Node that show Slurm's state."""
     match change:
         case actions.ShowOnPod(pod, uid, condition):
-            await _patch_pod_status(api, pod, uid, _condition(condition))
+            await _patch_pod_status(api, pod, uid, _render_condition(condition))
         case actions.ShowStates(pod, uid, conditions, removed):
-            items = [*map(_condition, conditions), *({"type": type_, "$patch": "delete"} for type_ in removed)]
+            items = [*map(_render_condition, conditions), *({"type": type_, "$patch": "delete"} for type_ in removed)]
             await _patch_pod_status(api, pod, uid, *items)
         case actions.ShowOnNode(node, uid, condition):
             # Tools that list Nodes print the heartbeat, which would be in year 1 without a value.
-            item = {**_condition(condition), "lastHeartbeatTime": rfc3339(time.time())}
+            item = {**_render_condition(condition), "lastHeartbeatTime": rfc3339(time.time())}
             await patch_status(api, node, uid, api.core.patch_node_status, {"name": node}, item)
         case actions.HideOnNode(node, uid, type_):
             item = {"type": type_, "$patch": "delete"}
@@ -118,7 +118,7 @@ async def _change_pod(api: ApiClient, change: PodChange) -> None:
             await _evict(api, change)
         case actions.Adopt(pod, _, _, pool):
             labels = {TEMPLATE: pool.status.adopted or pool.hash, POD_NAME: pod}
-            await _mark_pod(api, change, labels=labels, ownerReferences=[_owner(pool)])
+            await _mark_pod(api, change, labels=labels, ownerReferences=[_render_owner(pool)])
         case _:
             raise TypeError(f"{type(change).__name__} is no change of a pod")
 
@@ -176,7 +176,7 @@ async def patch_status(api: ApiClient, name: str, uid: str, patch: Any, words: O
     await api.ask(f"show Slurm's state on {name}", (patch, {**words, "body": body, "_content_type": STRATEGIC}))
 
 
-def _condition(condition: KubeCondition) -> Object:
+def _render_condition(condition: KubeCondition) -> Object:
     texts = {"status": condition.status, "reason": condition.reason, "message": condition.message}
     return {"type": condition.type, **texts, "lastTransitionTime": rfc3339(condition.since or time.time())}
 
@@ -266,7 +266,7 @@ async def _note_pool(api: ApiClient, name: str, version: str, status: PoolStatus
 async def _start_job(api: ApiClient, act: StartJob) -> None:
     """Start a Job and record it. A Job that exists was started before an interruption; it is recorded now."""
     try:
-        words = {"namespace": api.namespace, "body": job_of(act)}
+        words = {"namespace": api.namespace, "body": build_job(act)}
         await api.ask(f"start {act.name}", (api.batch.create_namespaced_job, words))
     except KubernetesError as error:
         if error.status != 409:
@@ -274,7 +274,7 @@ async def _start_job(api: ApiClient, act: StartJob) -> None:
     await _record(api, act.machine.name, act.machine.version, act.new_status)
 
 
-def job_of(act: StartJob) -> Object:
+def build_job(act: StartJob) -> Object:
     """Build the Job: the template, owned by its Machine, with the facts in its environment and in no command."""
     spec: Object = copy.deepcopy(dict(act.spec))
     pod = spec.setdefault("template", {}).setdefault("spec", {})
@@ -295,23 +295,23 @@ def job_of(act: StartJob) -> Object:
 
 async def _create_pod(api: ApiClient, act: CreatePod) -> None:
     """Create a pod. Never apply it: an existing pod of that name may belong to another owner."""
-    name, body = act.name, pod_of(act, api.labels)
+    name, body = act.name, build_pod(act, api.labels)
     try:
         await api.ask(f"create {name}", (api.core.create_namespaced_pod, {"namespace": api.namespace, "body": body}))
     except KubernetesError as error:
         if error.status == 409:
             raise KubernetesError(f"create {name}", "a pod of that name is there") from error
         if error.status in WRONG:
-            problem = template_error(act.pool.name, error.message, error.causes)
+            problem = explain_template_error(act.pool.name, error.message, error.causes)
             raise KubernetesError(f"create {name}", problem) from error
         raise
 
 
-def _owner(pool: WorkerPool) -> Object:
+def _render_owner(pool: WorkerPool) -> Object:
     return {**POOL_KIND, "name": pool.name, "uid": pool.uid, "controller": True}
 
 
-def pod_of(act: CreatePod, labels: Mapping[str, str]) -> Object:
+def build_pod(act: CreatePod, labels: Mapping[str, str]) -> Object:
     """Build a pod from its pool's template. `labels`: the release's."""
     pool = act.pool
     template = copy_template(pool.template)
@@ -331,19 +331,19 @@ def pod_of(act: CreatePod, labels: Mapping[str, str]) -> Object:
         "name": act.name,
         "labels": {**(own.get("labels") or {}), **labels, **fleets},
         "annotations": own.get("annotations") or {},
-        "ownerReferences": [_owner(pool)],
+        "ownerReferences": [_render_owner(pool)],
     }
     return {"metadata": metadata, "spec": spec}
 
 
-def template_error(pool: str, message: str, causes: Sequence[tuple[str, str]]) -> str:
+def explain_template_error(pool: str, message: str, causes: Sequence[tuple[str, str]]) -> str:
     """Name the wrong field of a WorkerPool's template, from the API server's refusal of a pod."""
-    problems = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_unparsed(message))]
+    problems = [_describe(*cause) for cause in causes[:NAMED]] or [_describe(*_parse_message(message))]
     more = [f"and {len(causes) - NAMED} more"] if len(causes) > NAMED else []
     return f"mend the template of WorkerPool {pool}, which the API server refuses: {'; '.join([*problems, *more])}"
 
 
-def _unparsed(message: str) -> tuple[str, str]:
+def _parse_message(message: str) -> tuple[str, str]:
     """Return field and error from a message about JSON of the wrong type; an empty field if none is named."""
     if named := _PATH.search(message):
         return named[1], message

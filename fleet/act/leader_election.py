@@ -131,7 +131,7 @@ class LeaderElection:
         if not should_write(self.state, self.me, begun):
             return
         try:
-            written = await self.api.put_lease(self.name, renewed(item, self.me, time.time()))
+            written = await self.api.put_lease(self.name, renew_lease(item, self.me, time.time()))
         except KubernetesError as error:
             if error.status == CONFLICT:
                 return  # another candidate was first; the next turn reads its Lease
@@ -147,7 +147,7 @@ class LeaderElection:
             async with asyncio.timeout(WITHIN_S):
                 item = await self.api.lease(self.name)
                 if last_seen is not None and parse_lease(item) == last_seen:
-                    await self.api.put_lease(self.name, renewed(item, "", time.time()))
+                    await self.api.put_lease(self.name, renew_lease(item, "", time.time()))
 
 
 def parse_lease(item: Object) -> LeaseRecord:
@@ -157,7 +157,7 @@ def parse_lease(item: Object) -> LeaseRecord:
     return LeaseRecord(version, spec.text("holderIdentity"), spec.number("leaseTransitions"))
 
 
-def renewed(item: Object, me: str, now: float) -> Object:
+def renew_lease(item: Object, me: str, now: float) -> Object:
     """Return the Lease with a new spec; the server refuses it if its resourceVersion is no longer the present one."""
     before = parse_lease(item)
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"

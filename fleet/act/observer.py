@@ -24,7 +24,7 @@ from fleet.act.api_client import SLURM, ApiClient, Object, steady
 from fleet.act.slurm_client import SlurmClient
 from fleet.act.watch_cache import WatchCache
 from fleet.decide.causes import LEAVE, is_leaving, silent_for
-from fleet.decide.conditions import without_durations
+from fleet.decide.conditions import strip_durations
 from fleet.decide.drain import is_removable
 from fleet.decide.fencing import find_suspects, pods_on
 from fleet.decide.remediation import ACTED
@@ -125,7 +125,7 @@ async def _probe(
 ) -> tuple[float | None, bool | None, tuple[str, ...]]:
     addressed = [pod for pod in pods if pod.address]
     ports = [(node.address, node.port), *((pod.address, COMPONENTS[pod.component].port) for pod in addressed)]
-    age = asyncio.create_task(leases.age(api, node.name) if leases else lease_age(api, node.name))
+    age = asyncio.create_task(leases.age(api, node.name) if leases else measure_lease_age(api, node.name))
     kubelet, *pod_answers = await asyncio.gather(*(answers(host, port) for host, port in ports))
     alive = tuple(pod.name for pod, up in zip(addressed, pod_answers, strict=True) if up)
     # Silence at an unusable address is no sign of death.
@@ -151,18 +151,18 @@ async def read_lease(api: ApiClient, node: str) -> Object | None:
     words = {"name": node, "namespace": LEASES}
     try:
         lease = await api.ask(f"read the lease of {node}", (api.leases.read_namespaced_lease, words))
-        return lease if renewed_at(lease) else None
+        return lease if read_renewal_time(lease) else None
     except FleetError:
         return None
 
 
-def renewed_at(lease: Object) -> float:
+def read_renewal_time(lease: Object) -> float:
     return Fields(lease).sub("spec").moment("renewTime")
 
 
-async def lease_age(api: ApiClient, node: str) -> float | None:
+async def measure_lease_age(api: ApiClient, node: str) -> float | None:
     lease = await read_lease(api, node)
-    return None if lease is None else time.time() - renewed_at(lease)
+    return None if lease is None else time.time() - read_renewal_time(lease)
 
 
 async def answers(host: str, port: int) -> bool:
@@ -189,11 +189,11 @@ CLOCK_S = 30.0
 
 def needs_jobs(snapshot: FleetSnapshot) -> bool:
     """Return whether a decision depends on the jobs: they are many, and mostly none does."""
-    waiting = _awaiting_remedy(snapshot)
+    waiting = _list_awaiting_remedy(snapshot)
     return any(_needs_jobs(worker) or (worker.name in waiting and _is_idle(worker)) for worker in snapshot.workers())
 
 
-def _awaiting_remedy(snapshot: FleetSnapshot) -> frozenset[str]:
+def _list_awaiting_remedy(snapshot: FleetSnapshot) -> frozenset[str]:
     """Return the workers whose machines get a remedy once they are idle."""
     kubernetes = snapshot.kubernetes
     machines = {} if isinstance(kubernetes, Unknown) else kubernetes.machines or {}
@@ -275,7 +275,7 @@ class Observer:
         """Renew the proofs concurrently with the main loop, because a dead machine answers late."""
         while True:
             if leads():
-                proofs = await self.prove(cache.counted(steady()), self._leases)
+                proofs = await self.prove(cache.take_view(steady()), self._leases)
                 self._proofs = (time.monotonic(), proofs)
             await asyncio.sleep(PROOFS_S)
 
@@ -343,7 +343,7 @@ class PodPages:
                 conditions = await read_page(pod)
             before = self._answers.get(pod.uid)
             self._answers[pod.uid] = PageAnswer(self.now(), is_ready(pod), conditions)
-            if before is None or [*map(without_durations, before.conditions)] != [*map(without_durations, conditions)]:
+            if before is None or [*map(strip_durations, before.conditions)] != [*map(strip_durations, conditions)]:
                 self.changed()
 
         await asyncio.gather(*(ask(pod) for pod in due[:PAGES_MOST]))

@@ -89,7 +89,7 @@ class KindWatch:
             except KubernetesError as error:
                 self.why = str(error)
                 # 410: the server has forgotten the version; list again, without counting a failure.
-                failures = 0 if error.status == 410 or self._heard_lately() else failures + 1
+                failures = 0 if error.status == 410 or self._has_heard_lately() else failures + 1
                 await asyncio.sleep(PAUSES[min(failures, len(PAUSES) - 1)])
 
     async def list(self) -> str:
@@ -122,7 +122,7 @@ class KindWatch:
         if news:
             self.changed()
 
-    def _heard_lately(self) -> bool:
+    def _has_heard_lately(self) -> bool:
         return time.monotonic() - self.heard < WATCH_S
 
     def unknown(self) -> str:
@@ -175,8 +175,8 @@ class WatchCache:
         # StatefulSets may be unknown: the fleet may lack the right to list them.
         sets_by_name = None if self.sets.unknown() or sets.unread else dict(sets.objects)
         unread = {**nodes.unread, **pods.unread, **sets.unread}
-        machines, machines_unknown = _kept(self.machines, unread)
-        pools, pools_unknown = _kept(self.pools, unread)
+        machines, machines_unknown = _take_objects(self.machines, unread)
+        pools, pools_unknown = _take_objects(self.pools, unread)
         guests, unknown_namespaces = self._guests(unread)
         side = kubernetes.assemble(
             dict(nodes.objects),
@@ -213,7 +213,7 @@ class WatchCache:
             if (pod := pods.get(name)) and pod.component == WORKER:
                 yield Worker(name, pod, nodes.get(pod.node), slurm.nodes.get(name))
 
-    def counted(self, wall: float | None = None) -> KubernetesView | Unknown:
+    def take_view(self, wall: float | None = None) -> KubernetesView | Unknown:
         """Return Kubernetes' side for the leader; a Node is silent for at most as long as this process has observed it.
 
         The transition time in a condition comes from another machine's clock, and the fleet's own may be set: a clock
@@ -225,7 +225,7 @@ class WatchCache:
             return side
         silent = [node for node in side.nodes.values() if silent_for(node, wall) >= 0]
         self._silent = {node.name: self._silent.get(node.name, now) for node in silent}
-        adjusted = {node.name: _silent_since(node, wall - (now - self._silent[node.name])) for node in silent}
+        adjusted = {node.name: _mark_silent(node, wall - (now - self._silent[node.name])) for node in silent}
         return replace(side, nodes={**side.nodes, **adjusted})
 
 
@@ -235,7 +235,7 @@ def _first(unread: Mapping[str, str]) -> str:
     return f"{first.partition('/')[2]}: {unread[first]}{' (it is not the only one)' if len(unread) > 1 else ''}"
 
 
-def _kept(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any] | None, bool]:
+def _take_objects(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any] | None, bool]:
     """Return the objects of a kind if it is switched on, and whether it is unknown now.
 
     One unreadable object makes the whole kind unknown, since it may concern any Node or pod.
@@ -248,6 +248,6 @@ def _kept(kind: KindWatch | None, unread: dict[str, str]) -> tuple[dict[str, Any
     return None if unsure else dict(kind.now.objects), unsure
 
 
-def _silent_since(node: KubeNode, at: float) -> KubeNode:
+def _mark_silent(node: KubeNode, at: float) -> KubeNode:
     ready = node.conditions["Ready"]
     return replace(node, conditions={**node.conditions, "Ready": replace(ready, since=max(ready.since, at))})

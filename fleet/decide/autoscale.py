@@ -16,7 +16,7 @@ from fleet.decide.drain import is_asleep
 from fleet.world.kubernetes import KubePod, KubernetesView
 from fleet.world.slurm import BEHIND, Offer, PendingJob, SlurmView, mismatch, nodes_needed
 from fleet.world.snapshot import Worker
-from fleet.world.worker_pool import ElasticSpec, WorkerPool, effective_offer
+from fleet.world.worker_pool import ElasticSpec, WorkerPool, choose_offer
 from ground.errors import counted
 
 # In this time Slurm tries a job more than once. If the job does not start on enough idle nodes, more do not help.
@@ -79,13 +79,13 @@ def plan_elastic(
     """
     demands = [_demand(pool, pool.elastic, workers, kubernetes, slurm) for pool in pools if pool.elastic is not None]
     if slurm.pending is None:
-        return {demand.pool.name: _unchanged(demand) for demand in demands}, idle_nodes_since
+        return {demand.pool.name: _keep_unchanged(demand) for demand in demands}, idle_nodes_since
     idle_nodes_since = _assign_jobs(demands, slurm, slurm.pending, idle_nodes_since, now)
     unread = [key.removeprefix("Pod/") for key in kubernetes.unread if key.startswith("Pod/")]
     plans = {}
     for demand in demands:
         blind = any(demand.pool.number_of(name) >= 0 for name in unread)
-        plans[demand.pool.name] = _unchanged(demand) if blind else _plan(demand, kubernetes, slurm, now)
+        plans[demand.pool.name] = _keep_unchanged(demand) if blind else _plan(demand, kubernetes, slurm, now)
     return plans, idle_nodes_since
 
 
@@ -108,7 +108,7 @@ def _demand(
         memory=max((offer.memory for offer in records), default=0),
         gpus=max((offer.gpus for offer in records), default=0),
     )
-    demand = PoolDemand(pool, spec, effective_offer(spec, recorded))
+    demand = PoolDemand(pool, spec, choose_offer(spec, recorded))
     for worker in workers:
         if is_ownerless(pool, worker.pod, kubernetes):
             demand.alive.append(worker)  # adopted first
@@ -141,7 +141,7 @@ def leaves(worker: Worker) -> bool:
     return node is not None and "surplus" in node.kinds and worker.pod.created < node.since
 
 
-def _unchanged(demand: PoolDemand) -> ElasticPlan:
+def _keep_unchanged(demand: PoolDemand) -> ElasticPlan:
     """Start and stop nothing, because the demand of jobs is not known."""
     going = (
         {worker.name: demand.why_idle for worker in demand.idle if leaves(worker)}
@@ -172,7 +172,7 @@ def _plan(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView, now:
     waits = "has not started although enough nodes are idle for it: the fleet creates no more for it"
     texts += [f"job {job} {waits}" for job in demand.helpless[:SHOWN]]
     notices = tuple(Notice(pool.name, "fit", text) for text in texts)
-    return ElasticPlan(names, going, max(target, len(names)), _shortage(demand), notices)
+    return ElasticPlan(names, going, max(target, len(names)), _explain_shortage(demand), notices)
 
 
 def _idle_since(worker: Worker, slurm: SlurmView, before: float) -> float | None:
@@ -203,7 +203,7 @@ def _new_names(demand: PoolDemand, kubernetes: KubernetesView, slurm: SlurmView,
     return (free + held_names)[:count]
 
 
-def _shortage(demand: PoolDemand) -> tuple[str, str]:
+def _explain_shortage(demand: PoolDemand) -> tuple[str, str]:
     if demand.misfits:
         job, reason = next(iter(demand.misfits.items()))
         more = f"; and {counted(len(demand.misfits) - 1, 'more job')}" if len(demand.misfits) > 1 else ""

@@ -53,7 +53,9 @@ def show_on_pod(worker: Worker) -> Change | None:
     if worker.slurm is None or worker.pod.deleting:
         return None
     expected, shown = condition(worker.slurm), worker.pod.conditions.get(STATE_CONDITION)
-    return None if _same(expected, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _since(expected, shown))
+    return (
+        None if _is_same(expected, shown) else ShowOnPod(worker.pod.name, worker.pod.uid, _keep_since(expected, shown))
+    )
 
 
 # Durations in the reasons change all the time, and are not worth a write.
@@ -67,8 +69,8 @@ def show_pages(kubernetes: KubernetesView, pages: Mapping[str, tuple[KubeConditi
             continue
         for expected in page or _no_answer(pod):
             shown = pod.conditions.get(expected.type)
-            if not _same(without_durations(expected), shown and without_durations(shown)):
-                yield ShowOnPod(pod.name, pod.uid, _since(expected, shown))
+            if not _is_same(strip_durations(expected), shown and strip_durations(shown)):
+                yield ShowOnPod(pod.name, pod.uid, _keep_since(expected, shown))
 
 
 def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
@@ -80,7 +82,7 @@ def _no_answer(pod: KubePod) -> tuple[KubeCondition, ...]:
     return (KubeCondition(READY, "Unknown", "NoAnswer", text),)
 
 
-def without_durations(condition: KubeCondition) -> KubeCondition:
+def strip_durations(condition: KubeCondition) -> KubeCondition:
     """Return the condition without the durations in its message."""
     return replace(condition, message=_DURATION.sub("", condition.message))
 
@@ -101,9 +103,9 @@ def show_on_node(node: KubeNode, workers: Sequence[Worker], policy: Policy, flee
     if not policy.node_condition or not workers:
         return None
     expected, shown = summarize(policy.node_condition, workers, fleet_mark), node.conditions.get(policy.node_condition)
-    if expected is None or _same(expected, shown):
+    if expected is None or _is_same(expected, shown):
         return None
-    return ShowOnNode(node.name, node.uid, _since(expected, shown))
+    return ShowOnNode(node.name, node.uid, _keep_since(expected, shown))
 
 
 def hide_on_node(node: KubeNode, policy: Policy, fleet_mark: str) -> Change | None:
@@ -117,12 +119,12 @@ def _is_own(shown: KubeCondition, fleet_mark: str) -> bool:
     return shown.message == fleet_mark or shown.message.startswith(f"{fleet_mark}: ")
 
 
-def _same(expected: KubeCondition, shown: KubeCondition | None) -> bool:
+def _is_same(expected: KubeCondition, shown: KubeCondition | None) -> bool:
     texts = (expected.status, expected.reason, expected.message)
     return shown is not None and (shown.status, shown.reason, shown.message) == texts
 
 
-def _since(expected: KubeCondition, shown: KubeCondition | None) -> KubeCondition:
+def _keep_since(expected: KubeCondition, shown: KubeCondition | None) -> KubeCondition:
     """Keep the time of the last transition while the status stays the same; 0: now."""
     return replace(expected, since=shown.since if shown and shown.status == expected.status else 0.0)
 
@@ -153,33 +155,35 @@ def show_outage(kubernetes: KubernetesView, since: float, now: float, policy: Po
     for pod in kubernetes.pods.values():
         shown = pod.conditions.get(STATE_CONDITION)
         if shown is not None and shown.reason != UNKNOWN and not pod.deleting:
-            yield ShowOnPod(pod.name, pod.uid, _unknown(shown, outage))
+            yield ShowOnPod(pod.name, pod.uid, _mark_unknown(shown, outage))
     for node in kubernetes.nodes.values() if policy.node_condition else ():
         shown = node.conditions.get(policy.node_condition)
         # Another cluster's fleet may show its own workers on the same Node.
         if shown is not None and shown.reason != UNKNOWN and _is_own(shown, kubernetes.fleet_mark):
             rest = shown.message.removeprefix(kubernetes.fleet_mark).removeprefix(": ")
-            yield ShowOnNode(node.name, node.uid, _unknown(replace(shown, message=rest), outage, kubernetes.fleet_mark))
+            yield ShowOnNode(
+                node.name, node.uid, _mark_unknown(replace(shown, message=rest), outage, kubernetes.fleet_mark)
+            )
     for machine in (kubernetes.machines or {}).values():
         if machine.status.state in (*WORST, "Unregistered") and not machine.deleting:
-            yield Record(machine.name, machine.version, _unknown_machine(machine.status, outage))
+            yield Record(machine.name, machine.version, _mark_machine_unknown(machine.status, outage))
     for pool in (kubernetes.pools or {}).values():
         if not pool.deleting and not any(condition.reason == UNKNOWN for condition in pool.status.conditions):
-            yield NotePool(pool.name, pool.version, _unknown_pool(pool.status, outage, int(now)))
+            yield NotePool(pool.name, pool.version, _mark_pool_unknown(pool.status, outage, int(now)))
 
 
-def _unknown(shown: KubeCondition, outage: str, fleet_mark: str = "") -> KubeCondition:
+def _mark_unknown(shown: KubeCondition, outage: str, fleet_mark: str = "") -> KubeCondition:
     last = f"{shown.reason} {shown.message}".strip()
     message = f"{outage}; last known: {last}"
     return KubeCondition(shown.type, "Unknown", UNKNOWN, (f"{fleet_mark}: {message}" if fleet_mark else message)[:MOST])
 
 
-def _unknown_machine(status: MachineStatus, outage: str) -> MachineStatus:
+def _mark_machine_unknown(status: MachineStatus, outage: str) -> MachineStatus:
     explanation = f"{outage}; last known: {status.state}{f'; {status.why}' if status.why else ''}"
     return replace(status, state=UNKNOWN, why=explanation[: crd.TEXT])
 
 
-def _unknown_pool(status: PoolStatus, outage: str, now: int) -> PoolStatus:
+def _mark_pool_unknown(status: PoolStatus, outage: str, now: int) -> PoolStatus:
     """Return a pool's status during the outage: no worker takes a new job, and no roll-out goes on.
 
     The printed column shows the message of `Updated`, so both conditions carry it.
@@ -241,10 +245,10 @@ def show_slinky_states(worker: Worker, slurm: SlurmView, policy: Policy, *, ends
     jobs = slurm.holding(worker.name)
     # A pod with the label FREE has no jobs; do not request them again.
     is_held = bool(jobs) or (jobs is None and worker.slurm.drained and not pod.free)
-    expected = _slinky_conditions(worker.slurm, is_held)
+    expected = _build_slinky_conditions(worker.slurm, is_held)
     if ends:
         expected.pop(SLINKY_DRAIN, None)
-    changed = [condition for type_, condition in expected.items() if not _same(condition, shown.get(type_))]
+    changed = [condition for type_, condition in expected.items() if not _is_same(condition, shown.get(type_))]
     # Programs read a missing condition as False, so only states that were shown need one.
     ended = [type_ for type_, condition in shown.items() if type_ not in expected and is_true(condition)]
     changed += [KubeCondition(type_, "False", "", "") for type_ in ended]
@@ -264,7 +268,7 @@ def show_slinky_busy(kubernetes: KubernetesView, policy: Policy) -> Iterator[Sho
             yield ShowStates(pod.name, pod.uid, (busy,), urgent=True)
 
 
-def _slinky_conditions(node: SlurmNode, is_held: bool) -> dict[str, KubeCondition]:
+def _build_slinky_conditions(node: SlurmNode, is_held: bool) -> dict[str, KubeCondition]:
     flags = node.record.flags | (set() if node.record.responds else {"NOT_RESPONDING"})
     base = next((SLINKY_BASES[flag] for flag in SLINKY_BASES if flag in flags), "Unknown")
     # A suspended job has its node though its processors are free: the pod must not look free either.

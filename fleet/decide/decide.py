@@ -51,12 +51,12 @@ from fleet.decide.causes import EVICTING, KINDS, LEAVE, OF_POOL, find_causes, si
 from fleet.decide.drain import (
     Budget,
     admit_causes,
-    awake_orphans,
     count_budget,
     decide_drain,
     decide_orphan,
+    find_awake_orphans,
     find_away,
-    lost_causes,
+    find_lost_causes,
     orphan_causes,
     remember_lost_pods,
     restart_slurmd,
@@ -117,7 +117,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
             "leave",
             "came back to the machine that it must leave; to evict it again, annotate it with minivm.io/leave",
         )
-    elif hindrance := _hindrance(node, slurm):
+    elif hindrance := _explain_wait(node, slurm):
         return Notice(name, "leave", f"must leave, and {hindrance}")
     if not pod.free:
         return None  # not labelled yet
@@ -129,7 +129,7 @@ def leave(worker: Worker, slurm: SlurmView, causes: Mapping[str, str], room: boo
     return Evict(*pod.identity, reason, node.precondition if node else None)
 
 
-def _hindrance(node: SlurmNode, slurm: SlurmView) -> str:
+def _explain_wait(node: SlurmNode, slurm: SlurmView) -> str:
     jobs = slurm.holding(node.name)
     if jobs is None:
         return "waits until Slurm tells which jobs run on it"
@@ -162,7 +162,7 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     if snapshot.clocks:
         effect = "until you correct it, the fleet gives up no machine and no deadline ends"
         notices.append(Notice("fleet", "clock", f"{snapshot.clocks}: {effect}"))
-        policy = without_deadlines(policy)
+        policy = disable_deadlines(policy)
     if isinstance(kubernetes, Unknown) or isinstance(slurm, Unknown):
         sides = (("Kubernetes", kubernetes), ("Slurm", slurm))
         notices += [Notice(name, "unknown", side.why) for name, side in sides if isinstance(side, Unknown)]
@@ -172,14 +172,14 @@ def decide(snapshot: FleetSnapshot, memory: FleetMemory, now: float, policy: Pol
     current = Pass.of(snapshot, kubernetes, slurm, memory, now, policy)
     changes = _sort_out(
         notices,
-        current.unread(),
+        current.report_unread(),
         current.actions(),
         current.fencing.actions,
         conditions.show_pages(kubernetes, snapshot.pages),
     )
     selected, refused = _select_changes(changes, memory, now, policy, notices)
     next_memory = FleetMemory(
-        absent={node.name: memory.absent.get(node.name, now) for node in awake_orphans(snapshot)},
+        absent={node.name: memory.absent.get(node.name, now) for node in find_awake_orphans(snapshot)},
         lost=remember_lost_pods(snapshot, memory.lost, selected, now),
         marks=current.marks(),
         moved=topology.remember_places(current.workers, memory.moved, now) if policy.topology.is_set else {},
@@ -208,7 +208,7 @@ def _decide_without_slurm(
         conditions.show_slinky_busy(kubernetes, policy),
         conditions.show_pages(kubernetes, snapshot.pages),
     )
-    changes, refused = _without_backoff(changes, memory, now)
+    changes, refused = _drop_backoff(changes, memory, now)
     changes.sort(key=lambda change: isinstance(change, LAST))
     selected = _within_rate(changes, refused, policy, notices)
     return finish(memory, notices, selected, replace(memory, slurm_silent_since=since), now)
@@ -226,7 +226,7 @@ def _sort_out(notices: list[Notice], *actions: Iterable[Action]) -> list[Change]
     return changes
 
 
-def pods_in_turn(changes: Iterable[Change], refused: Container[ChangeKey], paces: Mapping[str, int]) -> list[Change]:
+def order_pods(changes: Iterable[Change], refused: Container[ChangeKey], paces: Mapping[str, int]) -> list[Change]:
     """Order the creations round-robin over the pools, so that no pool starves another.
 
     `paces`: the most creations of a pool in one pass.
@@ -251,8 +251,8 @@ def _select_changes(
     changes: list[Change], memory: FleetMemory, now: float, policy: Policy, notices: list[Notice]
 ) -> tuple[tuple[Change, ...], dict[ChangeKey, RefusedChange]]:
     """Return the changes of this pass in their order, and the refusals of changes that are still due."""
-    changes, refused = _without_backoff(changes, memory, now)
-    changes = pods_in_turn(changes, refused, memory.paces)
+    changes, refused = _drop_backoff(changes, memory, now)
+    changes = order_pods(changes, refused, memory.paces)
 
     def order(change: Change) -> tuple[bool, ...]:
         """Sort changes that only show or create to the end, and those behind others that were refused before."""
@@ -263,7 +263,7 @@ def _select_changes(
     return _within_rate(changes, refused, policy, notices), refused
 
 
-def _without_backoff(
+def _drop_backoff(
     changes: list[Change], memory: FleetMemory, now: float
 ) -> tuple[list[Change], dict[ChangeKey, RefusedChange]]:
     """Drop changes in backoff; also return the refusals of changes that are still due."""
@@ -288,7 +288,7 @@ def _within_rate(
     return (*share_places(careful, refused, most_careful), *share_places(light, refused, most_light))
 
 
-def without_deadlines(policy: Policy) -> Policy:
+def disable_deadlines(policy: Policy) -> Policy:
     """Disable all deadlines; existing drains for a deadline stay."""
     never = float("inf")
     within = policy.leave_within_s and never
@@ -296,7 +296,7 @@ def without_deadlines(policy: Policy) -> Policy:
     return replace(policy, dead_s=never, not_ready_s=never, leave_within_s=within, lend=lend)
 
 
-def _without_pool_deadlines(kubernetes: KubernetesView) -> KubernetesView:
+def _disable_pool_deadlines(kubernetes: KubernetesView) -> KubernetesView:
     """Disable the pools' deadlines; a deadline of 0 depends on no clock and stays."""
     if kubernetes.pools is None:
         return kubernetes
@@ -335,7 +335,7 @@ class Pass:
         goals, workers = remediation.derive_goals(snapshot, now, policy), tuple(snapshot.workers())
         # With a wrong clock, waiting and idle times are unknown.
         dated = (
-            (_without_pool_deadlines(kubernetes), replace(slurm, pending=None))
+            (_disable_pool_deadlines(kubernetes), replace(slurm, pending=None))
             if snapshot.clocks
             else (kubernetes, slurm)
         )
@@ -345,7 +345,7 @@ class Pass:
             worker.name: {
                 **find_causes(worker, policy, now),
                 **fences.causes.get(worker.pod.node, {}),
-                **lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
+                **find_lost_causes(worker, slurm, memory.lost.get(worker.name), now, policy),
                 **remediation.goal_causes(worker, goals, kubernetes),
                 **pools.causes.get(worker.name, {}),
             }
@@ -358,7 +358,7 @@ class Pass:
         placed = [worker for worker in self.workers if worker.node is not None]
         orphans = {
             node.name: (node, orphan_causes(self.now - self.memory.absent.get(node.name, self.now), self.policy))
-            for node in awake_orphans(self.snapshot)
+            for node in find_awake_orphans(self.snapshot)
         }
         silent = [worker.name for worker in placed if worker.node and silent_for(worker.node, self.now) >= 0]
         drainable = {worker.name: (worker.slurm, self.causes[worker.name]) for worker in placed} | orphans
@@ -374,7 +374,7 @@ class Pass:
         yield from self.pools.actions
         yield from report_rollouts(self.workers, self.kubernetes)
         if self.goals is not None:
-            yield from remediation.cordons(self.goals)
+            yield from remediation.cordon_without_worker(self.goals)
             # Deadlines of remedies and times in the history wait for a trusted clock.
             if not self.snapshot.clocks:
                 yield from remediation.record_machines(
@@ -429,11 +429,11 @@ class Pass:
         wanted = self.policy.topology
         if wanted.is_set and any(worker.slurm and worker.slurm.topology is None for worker in self.workers):
             yield Notice("fleet", "topology", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
-        elif domains := topology.unlisted_domains(self.workers, wanted):
+        elif domains := topology.find_unlisted_domains(self.workers, wanted):
             text = "workers are in no block; add their domains to topology.blocks.domains"
             yield Notice("fleet", "topology", f"{text}: {first_of(domains, 3, ', ')}")
         for worker in self.workers:
-            if (change := topology.due_place(worker, wanted)) is None:
+            if (change := topology.find_due_place(worker, wanted)) is None:
                 continue
             if topology.is_restless(self.memory.moved.get(worker.name), self.now):
                 text = "changed its place too often; the fleet sets it again after an hour without changes"
@@ -441,7 +441,7 @@ class Pass:
             else:
                 yield change
 
-    def unread(self) -> Iterator[Notice]:
+    def report_unread(self) -> Iterator[Notice]:
         """Report the objects that cannot be read."""
         for name, problem in self.kubernetes.unread.items():
             yield Notice(name, "unread", problem)
@@ -533,7 +533,7 @@ def decide_safely(snapshot: FleetSnapshot, memory: FleetMemory, now: float, poli
         return finish(memory, [Notice("fleet", MISTAKE, text)], (), FleetMemory(), now, mistake=trace)
 
 
-def mistake_text(decision: Decision) -> str:
+def read_mistake(decision: Decision) -> str:
     """Return the text of the bug's notice; empty: no bug."""
     return next((notice.text for notice in decision.notices if notice.kind == MISTAKE), "") if decision.mistake else ""
 
@@ -547,7 +547,7 @@ class Backoff:
     mistake: str = ""
 
     def update(self, decision: Decision, now: float) -> None:
-        self.mistake = mistake_text(decision)
+        self.mistake = read_mistake(decision)
         if not self.mistake:
             self.times, self.until = 0, 0.0
             return

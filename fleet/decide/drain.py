@@ -1,11 +1,12 @@
 """Drains of workers and of Slurm's nodes without pods, the budget that limits drains, and pods that Slurm lost.
 
-The reconciler's fast path calls `urgent_drains`; `decide` calls the rest, in this order:
+The reconciler's fast path calls `find_urgent_drains`; `decide` calls the rest, in this order:
 
 1. `count_budget` and `admit_causes`: while too many machines are unwell, no further worker is drained for such signs.
 2. `decide_drain`: drain a worker with causes, or undrain it once they have ended.
-3. `awake_orphans` and `decide_orphan`: drain, set down or remove a node whose pod is gone.
-4. `restart_slurmd`, `lost_causes`, `remember_lost_pods`: restart, then replace, a ready pod that Slurm does not know.
+3. `find_awake_orphans` and `decide_orphan`: drain, set down or remove a node whose pod is gone.
+4. `restart_slurmd`, `find_lost_causes`, `remember_lost_pods`: restart, then replace, a ready pod that Slurm does not
+   know.
 
 The fleet never changes or lifts another author's drain. When a person lifts the fleet's drain while its cause remains,
 the fleet drains once more, since the person may not have known of the cause. A second lift is respected.
@@ -44,7 +45,7 @@ MOST_DRAINS_PER_CAUSE = 2
 DrainAction = Drain | Undrain | Forget | Notice | None
 
 
-def urgent_drains(
+def find_urgent_drains(
     workers: Iterable[Worker], marks: Mapping[str, slurm.Mark], now: float, policy: Policy
 ) -> Iterator[Drain]:
     """Return the drains for the fast path: requested for one machine, and decided from Slurm's last known state.
@@ -205,7 +206,7 @@ def share_places(changes: Collection[Change], refused: Container[ChangeKey], mos
 # come back.
 
 
-def awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
+def find_awake_orphans(snapshot: FleetSnapshot) -> Iterator[SlurmNode]:
     """Yield the orphans, except those that an elastic pool released and those whose machines are lent."""
     kubernetes = snapshot.kubernetes
     for node in snapshot.orphans():
@@ -268,7 +269,7 @@ MOST_PATIENCE_S = 3600.0
 MOST_DIGITS = 12
 
 
-def lost_causes(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Causes:
+def find_lost_causes(worker: Worker, slurm: SlurmView, lost: LostPod | None, now: float, policy: Policy) -> Causes:
     """Return the cause to replace a pod. The pod carries the time of the restart, so a new leader continues."""
     requested_at = _restart_time(worker.pod)
     if not _is_unknown(worker, slurm) or requested_at is None or not _is_due(lost, now, policy):

@@ -61,26 +61,26 @@ def plan_fencing(
         pods = pods_by_node[node.name]
         if isinstance(slurm, Unknown) and pods[0].component != CONTROLLER:
             continue
-        lacking = _lacking(node, pods, slurm, proofs.get(node.name), policy)
+        lacking = _explain_lack(node, pods, slurm, proofs.get(node.name), policy)
         if lacking or policy.fencing != "act":
             actions.append(_proposal(node, pods, lacking, policy))
         elif node.fenced:
             causes[node.name] = cause("dead", node.name)
-            actions.append(Notice(node.name, GIVEN_UP, given_up_text(policy)))
+            actions.append(Notice(node.name, GIVEN_UP, explain_given_up(policy)))
             actions += [Delete(pod.name, pod.uid, node.name, node.version) for pod in pods if _may_delete(pod, slurm)]
         elif not too_many and not _is_tainted(node):
             actions.append(Fence(*node.identity, f"not heard of for over {policy.dead_s:g} s"))
-    return FencingPlan((*actions, *_given_up(kubernetes, {node.name for node in dead}, policy, now)), causes)
+    return FencingPlan((*actions, *_take_back(kubernetes, {node.name for node in dead}, policy, now)), causes)
 
 
-def _given_up(kubernetes: KubernetesView, suspected: Container[str], policy: Policy, now: float) -> Iterator[Action]:
+def _take_back(kubernetes: KubernetesView, suspected: Container[str], policy: Policy, now: float) -> Iterator[Action]:
     """Take machines back that are well again, and report the others that are given up."""
     for node in kubernetes.nodes.values():
         ready_s = _ready_for(node, now)
         if node.fenced and ready_s >= policy.not_ready_s:
             yield Unfence(*node.identity)
         elif node.fenced and node.name not in suspected:
-            yield Notice(node.name, GIVEN_UP, given_up_text(policy))
+            yield Notice(node.name, GIVEN_UP, explain_given_up(policy))
         elif _is_tainted(node) and not node.fenced and ready_s >= 0:
             text = f"the Node is Ready, but the taint {TAINT} keeps pods away, and the fleet did not set it"
             yield Notice(node.name, GIVEN_UP, f"{text}; remove it: {take_back(node.name)}")
@@ -95,7 +95,7 @@ def take_back(node: str) -> str:
     return f"kubectl taint nodes {node} {TAINT}-"
 
 
-def given_up_text(policy: Policy) -> str:
+def explain_given_up(policy: Policy) -> str:
     # No time in it: it would be another sentence in each pass.
     return (
         f"given up: the machine does not answer, and its pods start elsewhere. The fleet lifts the taint {TAINT} once "
@@ -114,7 +114,7 @@ def _too_many(kubernetes: KubernetesView, on: Mapping[str, list[KubePod]], polic
     return Notice("fleet", "fencing", text)
 
 
-def _lacking(
+def _explain_lack(
     node: KubeNode, pods: list[KubePod], slurm: SlurmView | Unknown, proof: DeathProof | None, policy: Policy
 ) -> str:
     """Say what the proof of death lacks; empty: it is complete."""

@@ -75,7 +75,7 @@ class Allocation:
             more = [name for name in lender.names if begin and name not in lender.lent and self._may_go(lender, name)]
             lender_of |= dict.fromkeys([*lender.lent, *more], lender)
         for name in sorted(lent_names):
-            if guests := self._staying_guests(lender_of[name], name):
+            if guests := self._list_staying_guests(lender_of[name], name):
                 self.assigned[name] = guests
         order = [name for name in lender_of if takes_new_pods(self.nodes[name], self.policy, self.now)]
         order.sort(key=lambda name: self._rank(name, name in lent_names))
@@ -86,7 +86,7 @@ class Allocation:
         taken_in = Counter(lender_of[name].pool.name for name in self.assigned)
         # Machines that are given back in this pass still count.
         occupied_in = Counter(lender_of[name].pool.name for name in lent_names | self.assigned.keys())
-        waiting = self._waiting()
+        waiting = self._list_waiting()
         machines_of = Counter(
             space for guests in self.assigned.values() for space in {guest.namespace for guest in guests}
         )
@@ -119,7 +119,7 @@ class Allocation:
                 self.unfinished.add(space)
                 waiting.pop(space, None)
 
-    def _waiting(self) -> dict[str, list[Guest]]:
+    def _list_waiting(self) -> dict[str, list[Guest]]:
         """Return the waiting guests by namespace, the oldest last."""
         guests_of: dict[str, list[Guest]] = {}
         for guest in self.kubernetes.guests or ():
@@ -129,7 +129,7 @@ class Allocation:
             guests.sort(key=attrgetter("created", "name"), reverse=True)
         return guests_of
 
-    def _staying_guests(self, lender: Lender, name: str) -> list[Guest]:
+    def _list_staying_guests(self, lender: Lender, name: str) -> list[Guest]:
         """Return the guests on a lent machine; none if the pool's pod is back, or fits there together with them."""
         worker = self.workers.get(name)
         if worker is not None and worker.pod.node:
@@ -206,12 +206,14 @@ def plan_loans(
     allocation.assign(begin=policy.lend.notice_s < inf)
     for lender in lenders:
         guests_unknown = bool(kubernetes.unknown_namespaces)
-        loan = _loans(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
+        loan = _plan_loans_of(lender, allocation.assigned, by_name, now, policy, guests_unknown=guests_unknown)
         loans[lender.pool.name] = loan
     if allocation.unfinished:
         # Reported once, with the first pool.
         first = lenders[0].pool.name
-        notices = [Notice("fleet", "lend", _short_text(namespace)) for namespace in sorted(allocation.unfinished)]
+        notices = [
+            Notice("fleet", "lend", _explain_unfinished(namespace)) for namespace in sorted(allocation.unfinished)
+        ]
         loans[first] = replace(loans[first], notices=(*loans[first].notices, *notices))
     return loans
 
@@ -244,7 +246,7 @@ def _sort_lenders(
     return loans, lenders
 
 
-def unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
+def report_unknown_lenders(labels: Container[str], policy: Policy) -> Iterator[Notice]:
     """Report pools that the policy names and that do not exist, such as misspelled ones."""
     for name in sorted(policy.lend.pools):
         if name not in labels:
@@ -259,7 +261,7 @@ def _read_requests(pool: WorkerPool) -> Amounts:
         return {}
 
 
-def _loans(
+def _plan_loans_of(
     lender: Lender,
     taken: Mapping[str, list[Guest]],
     workers: Mapping[str, Worker],
@@ -269,7 +271,7 @@ def _loans(
     guests_unknown: bool,
 ) -> Loans:
     guests_at = {name: _name_guests(taken[name]) for name in lender.names if name in taken}
-    causes = {name: _causes(workers[name], guests_at[name], now, policy) for name in guests_at if name in workers}
+    causes = {name: _find_causes(workers[name], guests_at[name], now, policy) for name in guests_at if name in workers}
     # While a namespace is unknown, its guests may have the machine: it is not taken back, and ends no job.
     lent_names = sorted(lender.lent - guests_at.keys()) if guests_unknown else []
     guests_at |= dict.fromkeys(lent_names, UNNAMED)
@@ -283,7 +285,7 @@ def _loans(
     return Loans(guests_at, causes, tuple(notices), lends=True)
 
 
-def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:
+def _find_causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str, str]:
     node, notice = worker.slurm, policy.lend.notice_s
     if node is not None and node.runs and is_past_deadline(worker.pod, node, {"lend"}, notice, now):
         return cause("lend", to) | cause("deadline", notice)
@@ -292,7 +294,7 @@ def _causes(worker: Worker, to: str, now: float, policy: Policy) -> Mapping[str,
     return cause("lend", f"{to} at {rfc3339(int((node.since if is_lent(node) else now) + notice))}")
 
 
-def _short_text(namespace: str) -> str:
+def _explain_unfinished(namespace: str) -> str:
     return f"so many different pods wait in namespace {namespace} that the fleet looks at the oldest only"
 
 

@@ -68,11 +68,11 @@ class Host:
         return len(self.slurm) == len(self.workers)
 
     def verdict(self) -> DrainVerdict | None:
-        verdicts = (_posted_verdict(node) for node in self.slurm)
+        verdicts = (_read_posted_verdict(node) for node in self.slurm)
         return next((verdict for verdict in verdicts if verdict), None)
 
 
-def _posted_verdict(node: SlurmNode) -> DrainVerdict | None:
+def _read_posted_verdict(node: SlurmNode) -> DrainVerdict | None:
     posted = node.drained and node.reason.startswith(_POSTED)
     return parse_verdict(node.reason.removeprefix(_POSTED)) if posted else None
 
@@ -92,17 +92,19 @@ def find_hosts(kubernetes: KubernetesView, workers: Sequence[Worker]) -> Mapping
     for worker in workers:
         on.setdefault(worker.pod.node, []).append(worker)
     return {
-        name: Host(node, on.get(name, ()), _reported_gpus(on.get(name, ())))
+        name: Host(node, on.get(name, ()), _read_reported_gpus(on.get(name, ())))
         for name, node in sorted(kubernetes.nodes.items())
     }
 
 
-def _reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
+def _read_reported_gpus(workers: Sequence[Worker]) -> frozenset[str]:
     reports = (worker.pod.conditions.get(GPUS) for worker in workers)
     return frozenset(_UUID.findall(" ".join(report.message for report in reports if report))[: crd.GPUS])
 
 
-def with_believed_gpus(machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]) -> Mapping[str, Host]:
+def choose_believed_gpus(
+    machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host]
+) -> Mapping[str, Host]:
     """Return the same hosts with the GPUs that are believed."""
     same = {(machine.status.node_uid, machine.status.boot): key for key, machine in machines.items() if _stays(machine)}
     machine_at = {name: same.get((host.node.uid, host.node.boot), "") for name, host in hosts_by_node.items()}
@@ -190,7 +192,7 @@ def machine_name(host: Host) -> str:
     return f"{host.node.name[:200]}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
-def missing_machines(
+def create_missing_machines(
     machines: Mapping[str, MachineObject], hosts_by_node: Mapping[str, Host], at: Mapping[str, str]
 ) -> Iterator[Make | Notice]:
     """Create a Machine for each Node that has a worker and no Machine, and report GPUs that contradict each other."""
@@ -245,7 +247,9 @@ def update_status(
         after = replace(after, verdict=verdict.text, ill=True)
     elif host.is_known_to_slurm and host.workers and before.ill and not keeps_verdict:
         after = add_history(replace(after, ill=False), now, "well", "")
-    if machine.goal == "up" and any(entry.what in ("verdict", "reboot", "failed") for entry in since_forgiven(after)):
+    if machine.goal == "up" and any(
+        entry.what in ("verdict", "reboot", "failed") for entry in list_since_forgiven(after)
+    ):
         after = add_history(after, now, "forgiven", machine.reason)
     return replace(after, repeats=count(after, "verdict", now, window_s))
 
@@ -282,13 +286,13 @@ def host_state(host: Host) -> str:
     return max((condition(node).reason for node in host.slurm), key=WORST.index)
 
 
-def since_forgiven(status: MachineStatus) -> tuple[HistoryEntry, ...]:
+def list_since_forgiven(status: MachineStatus) -> tuple[HistoryEntry, ...]:
     last = max((number for number, entry in enumerate(status.history) if entry.what == "forgiven"), default=-1)
     return status.history[last + 1 :]
 
 
 def count(status: MachineStatus, what: str, now: float, window_s: float) -> int:
-    return sum(entry.what == what and now - entry.at < window_s for entry in since_forgiven(status))
+    return sum(entry.what == what and now - entry.at < window_s for entry in list_since_forgiven(status))
 
 
 def add_history(status: MachineStatus, now: float, what: str, text: str = "") -> MachineStatus:

@@ -147,12 +147,12 @@ def plan_pools(
         return _keep_existing(workers, kubernetes, idle_nodes_since)
     # Sorted by name: a write of its status changes a pool's position in the watch.
     live_pools = [pool for _, pool in sorted((kubernetes.pools or {}).items()) if not pool.deleting]
-    refused, sets = refusals(kubernetes), kubernetes.sets or {}
+    refused, sets = find_refusals(kubernetes), kubernetes.sets or {}
     working = [pool for pool in live_pools if pool.name not in sets and pool.name not in refused]
     elastic_plans, idle_nodes_since = plan_elastic(working, workers, kubernetes, slurm, idle_nodes_since, now)
     loans_by_pool = lending.plan_loans(working, workers, kubernetes, slurm, now, policy)
     builder = _PlanBuilder()
-    builder.actions += lending.unknown_lenders({pool.label for pool in live_pools}, policy)
+    builder.actions += lending.report_unknown_lenders({pool.label for pool in live_pools}, policy)
     for pool in live_pools:
         builder.report_mistake(pool)
         if refusal := refused.get(pool.name):
@@ -178,19 +178,19 @@ def _keep_existing(
     text = f"{UNTOUCHED}, because it cannot list the StatefulSets, which may make them"
     notices = tuple(Notice(name, "pool", text) for name in kubernetes.pools or {})
     return PoolsPlan(
-        {worker.name: _existing_causes(worker) for worker in workers},
+        {worker.name: _keep_causes(worker) for worker in workers},
         pools_unknown=True,
         actions=() if kubernetes.pools_unknown else notices,
         idle_nodes_since=idle_nodes_since,
     )
 
 
-def _existing_causes(worker: Worker) -> Causes:
+def _keep_causes(worker: Worker) -> Causes:
     kinds = worker.slurm.kinds & OF_POOL if worker.slurm else frozenset[str]()
     return dict.fromkeys(kinds, "requested by its pool before")
 
 
-def refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
+def find_refusals(kubernetes: KubernetesView) -> Mapping[str, str]:
     """Return the pools that claim pods of an older pool, and the reason. A deleting pool still has its pods."""
     labels: dict[str, str] = {}  # of the pools' pods, to the pool
     names: dict[str, str] = {}  # of the pods, to the pool

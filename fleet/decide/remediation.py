@@ -41,14 +41,14 @@ from fleet.decide.machines import (
     DrainVerdict,
     Host,
     add_history,
+    choose_believed_gpus,
     count,
+    create_missing_machines,
     find_hosts,
     line,
     match_machines,
-    missing_machines,
     parse_verdict,
     update_status,
-    with_believed_gpus,
 )
 from fleet.policy import Machines, Policy, Treatment
 from fleet.world.kubernetes import KubernetesView
@@ -113,7 +113,7 @@ def derive_goals(snapshot: FleetSnapshot, now: float, policy: Policy) -> Goals |
     if isinstance(kubernetes, Unknown) or isinstance(snapshot.slurm, Unknown) or kubernetes.machines is None:
         return None
     machines = kubernetes.machines
-    hosts = with_believed_gpus(machines, find_hosts(kubernetes, list(snapshot.workers())))  # by Node
+    hosts = choose_believed_gpus(machines, find_hosts(kubernetes, list(snapshot.workers())))  # by Node
     machine_at = match_machines(machines, hosts)
     host_of = {machine: hosts[node_name] for node_name, machine in machine_at.items()}
     statuses = {node_name: machines[name].status for node_name, name in machine_at.items()}
@@ -157,7 +157,7 @@ def _by_policy(status: MachineStatus, host: Host | None, now: float, rules: Mach
         return Goal("reboot", status.verdict, prove=True)  # see a requested reboot to its end
     # An intended reboot that has not been performed is no attempt.
     tries = count(status, "reboot", now, rules.window_s) - _is_rebooting(status)
-    if rules.proof == "deep" and (text := disproved(status, host)):
+    if rules.proof == "deep" and (text := find_disproof(status, host)):
         return _after_failed_proof(text, tries, rules, common)
     verdict = host.verdict() if host else None
     if verdict and verdict.class_ in BY_CLASS and verdict.key not in common:
@@ -187,7 +187,7 @@ def _common_verdicts(
 
     def against(node_name: str, host: Host) -> DrainVerdict | None:
         return host.verdict() or (
-            evidence(disproved(statuses[node_name], host)) if proves and node_name in statuses else None
+            evidence(find_disproof(statuses[node_name], host)) if proves and node_name in statuses else None
         )
 
     counts = Counter(verdict.key for node_name, host in with_workers.items() if (verdict := against(node_name, host)))
@@ -204,12 +204,12 @@ def goal_causes(worker: Worker, goals: Goals | None, kubernetes: KubernetesView)
         return dict.fromkeys(before & OF_GOAL, "requested for its machine before")
     goal = goals.of_node(worker.pod.node)
     if goal.up:
-        return {} if goal.person else dict.fromkeys(_unproven(worker, goals), TEXTS["proof"])
+        return {} if goal.person else dict.fromkeys(_find_owed(worker, goals), TEXTS["proof"])
     proof = cause("proof") if goals.deep and goal.prove else {}
     return {"goal" if goal.person else "machine": goal.text, **proof}
 
 
-def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
+def _find_owed(worker: Worker, goals: Goals) -> Mapping[str, str]:
     """Return the proof that a drained worker still owes before it is undrained.
 
     A pod that started on a drain that demands a deep check owes it, on any machine. So does a machine that came to
@@ -219,7 +219,7 @@ def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
     if not goals.deep or node is None or machine is None or "proof" not in node.kinds:
         return {}
     status = goals.statuses.get(machine.name)
-    same_machine = status is not None and _came_at(status) <= node.since
+    same_machine = status is not None and _find_arrival(status) <= node.since
     is_newer_pod = 0 < node.since < worker.pod.created
     if node.kinds & {"goal", "machine"} and same_machine and not is_newer_pod:
         return {}
@@ -227,12 +227,12 @@ def _unproven(worker: Worker, goals: Goals) -> Mapping[str, str]:
     return {} if result.passed else {"proof": result.text}
 
 
-def _came_at(status: MachineStatus) -> float:
+def _find_arrival(status: MachineStatus) -> float:
     """Return when the machine was first seen on its Node; 0: before the beginning of its history."""
     return next((entry.at for entry in reversed(status.history) if entry.what == "node"), 0.0)
 
 
-def cordons(goals: Goals) -> Iterator[Cordon | Uncordon]:
+def cordon_without_worker(goals: Goals) -> Iterator[Cordon | Uncordon]:
     """Cordon Nodes without workers by their goal; `conditions.follow_cordon` decides about Nodes with workers."""
     for node_name in goals.machine_at:
         node, goal = goals.hosts[node_name].node, goals.of_node(node_name)
@@ -261,7 +261,7 @@ def record_machines(
     machines, rules = kubernetes.machines or {}, policy.machines
     yield from _report_common(goals)
     room = _count_room(machines, rules)
-    yield from missing_machines(machines, goals.hosts, goals.machine_at)
+    yield from create_missing_machines(machines, goals.hosts, goals.machine_at)
     node_of = {machine: node_name for node_name, machine in goals.machine_at.items()}
     for name, machine in machines.items():
         node_name = node_of.get(name, machine.status.node)
@@ -269,7 +269,7 @@ def record_machines(
             continue
         goal = goals.active.get(name, UP)
         host = goals.hosts[node_name] if name in node_of else None
-        keeps_verdict = rules.proof == "deep" and bool(disproved(machine.status, host))
+        keeps_verdict = rules.proof == "deep" and bool(find_disproof(machine.status, host))
         after = update_status(machine, host, now, rules.window_s, keeps_verdict=keeps_verdict)
         request, text = None, "is on no Node"
         if host is not None:
@@ -278,7 +278,7 @@ def record_machines(
         room -= machine.status.remedy is None and after.remedy is not None
         if goal.up:
             text = "" if goal.person else _find_owed_proof(host, goals)
-        if (refusal := _refusal(request, failed or {})) is not None:
+        if (refusal := _find_refusal(request, failed or {})) is not None:
             text = f"the request failed: {refusal}"
         proposal = goals.proposed.get(name, UP) if goal.up else UP
         after = replace(after, goal=goal.goal, why=_explain(goal, proposal, text))
@@ -315,11 +315,11 @@ def _request_and_record(machine: MachineObject, after: MachineStatus, request: R
 
 def _find_owed_proof(host: Host | None, goals: Goals) -> str:
     """Return the proof that a worker of the machine still owes; empty if none does."""
-    owed = (text for worker in (host.workers if host else ()) for text in _unproven(worker, goals).values())
+    owed = (text for worker in (host.workers if host else ()) for text in _find_owed(worker, goals).values())
     return next(owed, "")
 
 
-def _refusal(request: Request | None, failed: Mapping[ChangeKey, RefusedChange]) -> str | None:
+def _find_refusal(request: Request | None, failed: Mapping[ChangeKey, RefusedChange]) -> str | None:
     """Return why the same request was refused before; None if it was not."""
     if not isinstance(request, Annotate | StartJob | CallHook):
         return None
@@ -480,7 +480,7 @@ def host_deep_result(host: Host, status: MachineStatus) -> DeepResult:
     return deep_result(host.workers, host.node.boot, status.gpus)
 
 
-def disproved(status: MachineStatus, host: Host | None) -> str:
+def find_disproof(status: MachineStatus, host: Host | None) -> str:
     """Return the finding of the deep check that disproved the last remedy; empty once it is obsolete."""
     entries = (entry for entry in reversed(status.history) if entry.what in _ENDS or _has_failed(entry))
     last = next(entries, None)

@@ -69,14 +69,14 @@ def place(labels: Mapping[str, str], topology: Topology) -> str:
     return f"{tree},{BLOCKS}:{block(domain) if domain in topology.blocks.domains else UNKNOWN}"
 
 
-def unlisted_domains(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
+def find_unlisted_domains(workers: Iterable[Worker], topology: Topology) -> tuple[str, ...]:
     """Return the domains of workers that the policy does not list."""
     label, listed = topology.blocks.label, {"", *topology.blocks.domains}
     domains = {worker.node.labels.get(label, "") for worker in workers if label and worker.node is not None}
     return tuple(sorted(domains - listed))
 
 
-def due_place(worker: Worker, topology: Topology) -> Place | None:
+def find_due_place(worker: Worker, topology: Topology) -> Place | None:
     """Return the change of a worker's place; None for static nodes, unknown Nodes, and Slurm before 25.05."""
     node = worker.slurm
     if not topology.is_set or worker.node is None or node is None or node.topology is None or not node.record.dynamic:

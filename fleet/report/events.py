@@ -17,7 +17,7 @@ from ground.errors import one_line
 # Changes and notices as sentences for the log, the plan and Events.
 
 
-def in_words(action: actions.Action) -> str:
+def describe_action(action: actions.Action) -> str:
     """Render a change or notice as one printable line."""
     return one_line(_describe(action))
 
@@ -123,14 +123,14 @@ def _describe_of_object(
             return f"record WorkerPool {name}: {status.ready} of {status.wanted} ready, {status.updated} updated"
 
 
-def new_entries(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEntry, ...]:
+def find_new_entries(before: MachineStatus, after: MachineStatus) -> tuple[HistoryEntry, ...]:
     """Return the new entries of a machine's history, of which the oldest are dropped."""
     old, now = before.history, after.history
     gone = next(many for many in range(len(old) + 1) if old[many:] == now[: len(old) - many])
     return now[len(old) - gone :]
 
 
-def turned_conditions(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondition, ...]:
+def find_turned_conditions(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondition, ...]:
     """Return the conditions with a new status or reason. A new condition that is good is no news."""
     old = {condition.type: (condition.status, condition.reason) for condition in before.conditions}
     new = (
@@ -139,14 +139,14 @@ def turned_conditions(before: PoolStatus, after: PoolStatus) -> tuple[PoolCondit
     return tuple(condition for condition in new if condition.type in old or condition.status != "True")
 
 
-def machine_news(before: MachineStatus, after: MachineStatus) -> str:
-    return "; ".join(f"{entry.what} {entry.text}".rstrip() for entry in new_entries(before, after))
+def describe_machine_news(before: MachineStatus, after: MachineStatus) -> str:
+    return "; ".join(f"{entry.what} {entry.text}".rstrip() for entry in find_new_entries(before, after))
 
 
-def pool_news(before: PoolStatus, after: PoolStatus) -> str:
+def describe_pool_news(before: PoolStatus, after: PoolStatus) -> str:
     texts = (
         f"{condition.type} is {condition.status}, {condition.reason}: {condition.message}"
-        for condition in turned_conditions(before, after)
+        for condition in find_turned_conditions(before, after)
     )
     return "; ".join(text.removesuffix(": ") for text in texts)
 
@@ -220,10 +220,10 @@ def _noted(note: actions.Record | actions.NotePool, kubernetes: KubernetesView) 
     """Return the object of a note, and its news; None: the note has no news, or only counts."""
     if isinstance(note, actions.Record):
         machine = (kubernetes.machines or {}).get(note.name)
-        news = machine_news(machine.status, note.status) if machine else ""
+        news = describe_machine_news(machine.status, note.status) if machine else ""
         return (_own_kind(crd.KIND, note.name, machine.uid), news) if machine and news else None
     pool = (kubernetes.pools or {}).get(note.name)
-    news = pool_news(pool.status, note.status) if pool else ""
+    news = describe_pool_news(pool.status, note.status) if pool else ""
     return (_own_kind(crd.POOL_KIND, note.name, pool.uid), news) if pool and news else None
 
 
@@ -273,7 +273,7 @@ def event(action: actions.Action, kubernetes: KubernetesView, namespace: str) ->
         of = {**_own_kind(crd.POOL_KIND, name, pool.uid), "namespace": namespace}
     else:
         return None
-    return _written(of, namespace, reason, type_, in_words(action))
+    return _written(of, namespace, reason, type_, describe_action(action))
 
 
 def _written(of: Object, namespace: str, reason: str, type_: str, text: str) -> Object:

@@ -14,7 +14,7 @@ from fleet.decide.drain import count_budget, find_away
 from fleet.decide.machines import line
 from fleet.decide.remediation import in_treatment
 from fleet.policy import STATE_CONDITION, Policy
-from fleet.report.events import in_words
+from fleet.report.events import describe_action
 from fleet.world.kubernetes import KubeNode, KubernetesView
 from fleet.world.machine import MachineObject, MachineStatus, machine_status_json
 from fleet.world.pod_page import ControllerPod, controllers
@@ -208,7 +208,7 @@ def picture(snapshot: FleetSnapshot, decision: Decision, policy: Policy, now: fl
     workers = list(snapshot.shown_workers())
     answers, missing = isinstance(snapshot.slurm, SlurmView), unknown(snapshot)
     data = _summary(workers, snapshot, decision, policy, now)
-    data["due"] = [line(in_words(change), SHORT) for change in decision.changes[:MOST_ITEMS]]
+    data["due"] = [line(describe_action(change), SHORT) for change in decision.changes[:MOST_ITEMS]]
     kinds = {notice.about: notice.kind for notice in decision.notices}
     data["cells"] = list(_cells(kubernetes, workers, kinds, answers)) if kubernetes else []
     full = {key: len(data[key]) for key in ("cells", "holds", "proposals")} | {"due": len(decision.changes)}
@@ -327,7 +327,7 @@ def detail(name: str, snapshot: FleetSnapshot, decision: Decision, jobs: Jobs | 
     if machine is not None:
         shown["machine"] = {"name": machine.name, **_short(machine_status_json(machine.status))}
     shown["stands"] = [_notice(notice) for notice in decision.notices if notice.about in names]
-    shown["due"] = [line(in_words(change), SHORT) for change in decision.changes if object_name(change) in names]
+    shown["due"] = [line(describe_action(change), SHORT) for change in decision.changes if object_name(change) in names]
     return shown
 
 

@@ -94,7 +94,7 @@ def provider(largest: int) -> Object:
 
 
 def keys_of(roster: Roster, kind: str) -> list[str]:
-    return [*roster.users] if kind == "Users" else roster.shown_groups()
+    return [*roster.users] if kind == "Users" else roster.list_shown_groups()
 
 
 def describer(roster: Roster, kind: str, now: int) -> Callable[[str], Object]:
@@ -178,31 +178,31 @@ def select(resource: Object, query: Mapping[str, str]) -> Object:
             resource = {
                 key: selected
                 for key, value in resource.items()
-                if (selected := value if key in always else _selected(key, value, paths, keeps)) not in (None, {}, [])
+                if (selected := value if key in always else _select(key, value, paths, keeps)) not in (None, {}, [])
             }
     return resource
 
 
-def _selected(key: str, value: Any, paths: list[tuple[str, ...]], keeps: bool) -> Any:
+def _select(key: str, value: Any, paths: list[tuple[str, ...]], keeps: bool) -> Any:
     """Return what remains of one attribute; None for nothing."""
     about = [path[1] if len(path) > 1 else "" for path in paths if path[0] == key.lower()]
     if "" in about or not about:
         return value if keeps == bool(about) else None
     if isinstance(value, dict):
         return {sub: item for sub, item in value.items() if (sub.lower() in about) == keeps}
-    return [_selected(key, item, paths, keeps) for item in value] if isinstance(value, list) else value
+    return [_select(key, item, paths, keeps) for item in value] if isinstance(value, list) else value
 
 
 def read_request(data: Mapping[str, Any], kind: str, *, creates: bool) -> Requested:
     """Read a user or group of a request. Attributes that people.yaml has no place for are ignored."""
-    item = known_attributes(data, KINDS[kind])
+    item = keep_known_attributes(data, KINDS[kind])
     external = _optional(item, "externalId")
     if kind == "Groups":
         members = None
         if "members" in item:
             members = tuple(text(member, "value") for member in _mappings(item, "members"))
         return Requested(text(item, "displayName"), external, members=members)
-    more = known_attributes(_mapping(item, EXTENSION), EXTENSION)
+    more = keep_known_attributes(_mapping(item, EXTENSION), EXTENSION)
     keys = _lines(more["sshKeys"]) if "sshKeys" in more else None
     uid = more.get("uid")
     if uid is not None and (isinstance(uid, bool) or not isinstance(uid, int)):
@@ -215,7 +215,7 @@ def read_request(data: Mapping[str, Any], kind: str, *, creates: bool) -> Reques
     return Requested(text(item, "userName"), external, active, gecos, keys, uid)
 
 
-def known_attributes(data: Mapping[str, Any], schema: str) -> Object:
+def keep_known_attributes(data: Mapping[str, Any], schema: str) -> Object:
     """Return the attributes that are held; upper and lower case of a name are the same."""
     return {NAMES[schema][key.lower()]: value for key, value in data.items() if key.lower() in NAMES[schema]}
 
@@ -314,7 +314,7 @@ def _change(resource: Object, path: Path, name: str, value: Any, kind: str) -> N
     elif key == EXTENSION:
         inner = resource.setdefault(EXTENSION, {})
         changes = {path.parts[1]: value} if len(path.parts) > 1 else _mapping({key: value}, key)
-        for sub, item in known_attributes(changes or dict.fromkeys(NAMES[EXTENSION]), EXTENSION).items():
+        for sub, item in keep_known_attributes(changes or dict.fromkeys(NAMES[EXTENSION]), EXTENSION).items():
             _set(inner, sub, name, item)
     elif len(path.parts) > 1 or path.element:
         raise ScimError(400, f"{key} has no parts", "invalidPath")

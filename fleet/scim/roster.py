@@ -73,7 +73,7 @@ class Roster:
     def people(self) -> PeopleList:
         return PeopleList(tuple(self.groups.values()), tuple(self.users.values()))
 
-    def shown_groups(self) -> list[str]:
+    def list_shown_groups(self) -> list[str]:
         """Return the ids of all groups but the one that every person has."""
         return [key for key, group in self.groups.items() if group.name != self.rules.group]
 

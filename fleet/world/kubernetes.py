@@ -290,7 +290,7 @@ def parse_pod(item: Object) -> KubePod:
         created=metadata.moment("creationTimestamp"),
         ready=is_true(conditions.get("Ready")),
         deleting=metadata.data.get("deletionTimestamp") is not None,
-        ended=_ended(status),
+        ended=_describe_end(status),
         free=labels.get(FREE) in ("true", LOST),
         lost=labels.get(FREE) == LOST,
         requests=_amounts(lambda: guests.requests(spec)),
@@ -328,7 +328,7 @@ def _http_port(spec: Fields) -> int:
     return next((port.number("containerPort") for port in ports if port.data.get("name") == "http"), 0)
 
 
-def _ended(status: Fields) -> str:
+def _describe_end(status: Fields) -> str:
     parts = [status.text(key) for key in ("phase", "reason", "message")]
     return ": ".join(filter(None, parts))[:MOST] if parts[0] in ENDED else ""
 

@@ -65,14 +65,14 @@ class PendingJob:
         return self.since > 0 and self.reason.replace("_", " ").startswith(CURABLE)
 
 
-def pending_jobs(jobs: Iterable[object]) -> tuple[PendingJob, ...]:
+def parse_pending_jobs(jobs: Iterable[object]) -> tuple[PendingJob, ...]:
     """Parse the pending jobs; raise FleetError if one cannot be read."""
     waiting = (job for job in (Fields(item, "job") for item in jobs) if "PENDING" in job.items("job_state"))
     # A job that names its nodes waits for those, and no other node helps.
-    return tuple(_pending_job(job) for job in waiting if not job.text("required_nodes"))
+    return tuple(_parse_pending_job(job) for job in waiting if not job.text("required_nodes"))
 
 
-def _pending_job(job: Fields) -> PendingJob:
+def _parse_pending_job(job: Fields) -> PendingJob:
     def count(key: str) -> int:
         return min(max(0, job.number(key)), MOST_COUNT)
 
@@ -357,12 +357,12 @@ def with_jobs(side: SlurmView, jobs: Iterable[object], reservations: Iterable[ob
                 return None
         return values
 
-    running, waiting = read_all(_held, jobs, "job"), read_all(lambda item: pending_jobs([item]), jobs, "job")
+    running, waiting = read_all(_list_held, jobs, "job"), read_all(lambda item: parse_pending_jobs([item]), jobs, "job")
     by_jobs = by_all = promised = None
     if reservations is not None:
-        by_jobs = read_all(_named_by_job, jobs, "job")
-        by_all = read_all(_named_by_reservation, reservations, "reservation")
-        promised = read_all(_reserved_for_work, reservations, "reservation")
+        by_jobs = read_all(_list_nodes_of_job, jobs, "job")
+        by_all = read_all(_list_nodes_of_reservation, reservations, "reservation")
+        promised = read_all(_list_nodes_reserved_for_work, reservations, "reservation")
     return replace(
         side,
         jobs=None if running is None else _by_node(running),
@@ -394,13 +394,13 @@ def slurm_node(item: object) -> SlurmNode:
 def _for_pools(node: Fields) -> tuple[float, Offer]:
     """Read the fields that only elastic pools need; an error in them does not make the whole record unreadable."""
     try:
-        return float(node.number("last_busy")), _shared(parse_offer(node.data))
+        return float(node.number("last_busy")), _share(parse_offer(node.data))
     except FleetError:
         return 0.0, UNKNOWN_OFFER
 
 
 @lru_cache(maxsize=256)
-def _shared(offer: Offer) -> Offer:
+def _share(offer: Offer) -> Offer:
     """Keep one object for the few different offers of ten thousand nodes."""
     return offer
 
@@ -409,7 +409,7 @@ def _states(job: Fields) -> set[str]:
     return {str(state) for state in job.items("job_state")}
 
 
-def _named_by_job(item: object) -> Iterable[str]:
+def _list_nodes_of_job(item: object) -> Iterable[str]:
     """List the nodes that an unfinished job names; Slurm lists finished jobs for a while."""
     job = Fields(item, "job")
     states = _states(job)
@@ -418,17 +418,17 @@ def _named_by_job(item: object) -> Iterable[str]:
     return _names(job, "required_nodes") | _names(job, "nodes")
 
 
-def _named_by_reservation(item: object) -> Iterable[str]:
+def _list_nodes_of_reservation(item: object) -> Iterable[str]:
     return _names(Fields(item, "reservation"), "node_list")
 
 
-def _reserved_for_work(item: object) -> Iterable[str]:
+def _list_nodes_reserved_for_work(item: object) -> Iterable[str]:
     """List the nodes of a reservation for jobs; a reservation for maintenance needs no running node."""
     reservation = Fields(item, "reservation")
     return frozenset() if "MAINT" in reservation.items("flags") else _names(reservation, "node_list")
 
 
-def _held(item: object) -> Iterable[tuple[str, str]]:
+def _list_held(item: object) -> Iterable[tuple[str, str]]:
     job = Fields(item, "job")
     states = _states(job)
     if states and not states & HOLDING:
@@ -450,7 +450,7 @@ def jobs_on(node: str, jobs: Iterable[object]) -> list[int]:
             job = Fields(item, "job")
             number, array, comment = job.number("job_id"), job.number("array_job_id"), job.text("admin_comment")
             members[array] += 1
-            is_there = any(name == node for name, _ in _held(item))
+            is_there = any(name == node for name, _ in _list_held(item))
         except FleetError:
             continue
         if is_there and (not comment or comment.startswith(record.PREFIX)):

@@ -259,11 +259,11 @@ def _parse_elastic(fields: Fields, template: Fields) -> ElasticSpec:
         float(_count(fields, "pendingSeconds", most=MOST_SECONDS)),
         _count(fields, "step", 1),
         frozenset(fields.strings("partitions")),
-        _declared_offer(template),
+        _read_declared_offer(template),
     )
 
 
-def _declared_offer(template: Fields) -> Offer:
+def _read_declared_offer(template: Fields) -> Offer:
     env: dict[str, str] = {}
     for container in template.sub("spec").subs("containers"):
         for variable in container.subs("env"):
@@ -279,7 +279,7 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 10 else 0
 
 
-def effective_offer(spec: ElasticSpec, seen: Offer) -> Offer:
+def choose_offer(spec: ElasticSpec, seen: Offer) -> Offer:
     """Return the resources of the pool's nodes: as the template declares them, else as Slurm recorded them."""
     declared = spec.declared
     return Offer(

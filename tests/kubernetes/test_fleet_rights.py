@@ -18,7 +18,7 @@ from kubernetes_asyncio import client
 
 from fleet.act.api_client import GUESTS, ApiClient, KubernetesError
 from fleet.act.changes import apply_change
-from fleet.act.leader_election import renewed
+from fleet.act.leader_election import renew_lease
 from fleet.cli import explain, with_pod
 from fleet.decide.actions import (
     Adopt,
@@ -195,7 +195,7 @@ def deeds(place: Place) -> dict[tuple[str, str, str, bool], Deed]:
         )
 
     async def held(api: ApiClient) -> None:
-        await api.put_lease("slurm-fleet", renewed(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
+        await api.put_lease("slurm-fleet", renew_lease(place.api.ask("GET", LEASE), "me", 1_795_000_000.0))
 
     seen = SeenVersions("slurm-worker-0", "n0", worker[1], node[1])
     return {

@@ -49,7 +49,7 @@ def test_a_node_is_silent_for_as_long_as_it_was_seen_so_whatever_the_clocks_say(
     server.lists, server.watches = (lambda query: page(item)), server.hold
 
     def silent(cache: WatchCache) -> float:
-        world = cache.counted()
+        world = cache.take_view()
         return -1.0 if isinstance(world, Unknown) else silent_for(world.nodes["n0"], time.time())
 
     async def whole() -> None:

@@ -293,7 +293,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
     drained: list[str] = []
     known = threading.Event()
     looked_at: list[list[str]] = []
-    wrapped = drain.urgent_drains
+    wrapped = drain.find_urgent_drains
 
     def hurried(workers: Iterable[Worker], *more: Any) -> Iterator[Drain]:
         found = list(workers)
@@ -319,7 +319,7 @@ def test_of_a_cordon_only_what_has_changed_is_looked_at(
             task = asyncio.create_task(fleet.run())
             try:
                 await until(lambda: fleet.stats.workers == MANY)
-                monkeypatch.setattr(reconciler, "urgent_drains", hurried)
+                monkeypatch.setattr(reconciler, "find_urgent_drains", hurried)
                 known.set()
                 await until(lambda: bool(drained))
             finally:

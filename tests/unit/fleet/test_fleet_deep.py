@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.decide.actions import FleetMemory
-from fleet.decide.remediation import disproved
+from fleet.decide.remediation import find_disproof
 from fleet.policy import Machines, Policy, Treatment, parse_policy
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.machine import HistoryEntry, MachineStatus
@@ -147,7 +147,7 @@ def test_of_several_workers_on_a_machine_each_is_to_say_so(other: tuple[str, str
 )
 def test_what_was_found_stands_until_something_has_ended_it(happened: list[tuple[str, str]], stands: bool) -> None:
     status = MachineStatus(history=tuple(HistoryEntry(number, *one) for number, one in enumerate(happened)))
-    assert disproved(status, None) == ("deep check: x" if stands else "")
+    assert find_disproof(status, None) == ("deep check: x" if stands else "")
 
 
 @pytest.mark.parametrize("by", ["person", "policy"])

@@ -10,10 +10,10 @@ import pytest
 
 from fleet import FleetError
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, Remove, Undrain
-from fleet.decide.pools import refusals
+from fleet.decide.pools import find_refusals
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubernetesView
-from fleet.world.slurm import Offer, PendingJob, gpus, mismatch, nodes_needed, parse_slurm, pending_jobs, tasks
+from fleet.world.slurm import Offer, PendingJob, gpus, mismatch, nodes_needed, parse_pending_jobs, parse_slurm, tasks
 from fleet.world.worker_pool import WorkerPool, parse_pool
 from tests.fleet_elastic_world import ElasticWorlds, Job, template
 
@@ -501,7 +501,7 @@ def test_a_job_as_slurmrestd_tells_of_it() -> None:
     found = PendingJob(
         "16", "PartitionConfig", 1795386381.0, 1, 6, ("main",), "gpu", 1, 100, 1, all_cpus=12, all_memory=1200
     )
-    assert pending_jobs([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
+    assert parse_pending_jobs([said, {**said, "job_state": ["RUNNING"]}, {**said, "required_nodes": "w-1"}]) == (found,)
     unread = parse_slurm([], [said, {**said, "node_count": "many"}])
     assert unread.pending is None, "then what is asked for is not known"
     assert [*unread.doubts] == ["job 16"] and "job.node_count" in unread.doubts["job 16"]
@@ -568,5 +568,5 @@ def test_of_two_pools_that_may_have_one_name_the_older_has_its_pods() -> None:
     pools = {one.name: one for one in (read("w-b"), read("w", mode="perNode", nodeSelector={"a": "b"}))}
     for first, name, refused in (("w", "w-b-0", "w-b"), ("w-b", "w-b-0", "w"), ("w", "w-b-9", "")):
         aged = {one.name: replace(one, created=float(one.name != first)) for one in pools.values()}
-        found = refusals(KubernetesView(pools=aged, desired_pods={"w": {name: "n"}, "w-b": {}}))
+        found = find_refusals(KubernetesView(pools=aged, desired_pods={"w": {name: "n"}, "w-b": {}}))
         assert "".join(found) == refused

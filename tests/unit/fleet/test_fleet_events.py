@@ -19,7 +19,7 @@ from fleet.decide.actions import (
     ShowOnNode,
     ShowOnPod,
 )
-from fleet.report.events import REASONS, EventRateLimit, event, events, in_words
+from fleet.report.events import REASONS, EventRateLimit, describe_action, event, events
 from fleet.world.kubernetes import KubeCondition, KubeNode, KubePod, KubernetesView
 from fleet.world.machine import HistoryEntry, MachineObject, MachineStatus
 from fleet.world.slurm import Precondition
@@ -62,7 +62,7 @@ def test_what_is_about_nothing_that_is_there_or_shown_anyway_is_no_event() -> No
 
 
 def test_a_line_of_the_log_is_one_line_whatever_it_quotes() -> None:
-    said = in_words(Evict("w0", "u", "1", "new\nundrain w1 in Slurm\x1b[2J", Precondition(True, False, "", "")))
+    said = describe_action(Evict("w0", "u", "1", "new\nundrain w1 in Slurm\x1b[2J", Precondition(True, False, "", "")))
     assert said == "evict w0: new undrain w1 in Slurm [2J"
 
 

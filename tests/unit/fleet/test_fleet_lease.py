@@ -38,13 +38,13 @@ def test_whoever_sees_anothers_name_in_it_does_not_act_any_more() -> None:
 
 def test_a_lease_is_written_with_the_version_that_was_read_and_keeps_what_is_not_ours() -> None:
     item = {"metadata": {"name": "fleet", "resourceVersion": "7"}, "spec": {"holderIdentity": "b", "strategy": "x"}}
-    written = leader_election.renewed(item, "a", 1_795_000_000.25)
+    written = leader_election.renew_lease(item, "a", 1_795_000_000.25)
     assert written["metadata"] == item["metadata"]
     assert written["spec"]["renewTime"] == "2026-11-18T11:06:40.250000Z"
     assert (written["spec"]["holderIdentity"], written["spec"]["leaseTransitions"], written["spec"]["strategy"]) == (
         "a", 1, "x",
     )  # fmt: skip
-    assert leader_election.renewed(written, "a", 1_795_000_002.0)["spec"]["leaseTransitions"] == 1
+    assert leader_election.renew_lease(written, "a", 1_795_000_002.0)["spec"]["leaseTransitions"] == 1
 
 
 @pytest.mark.parametrize("spec", [{"holderIdentity": 7}, {"leaseTransitions": "x"}, [], "x"])

@@ -13,7 +13,7 @@ from fleet import FleetError
 from fleet.act.observer import LATER_S, SOON_S, PodPages, can_answer, read_page
 from fleet.decide.actions import ShowOnPod
 from fleet.decide.conditions import show_pages
-from fleet.report.events import in_words
+from fleet.report.events import describe_action
 from fleet.world.kubernetes import KubeCondition, KubePod, KubernetesView, parse_pod
 from fleet.world.pod_page import CONDITION as DEEP
 from fleet.world.pod_page import GPUS, READY, parse_page
@@ -79,7 +79,7 @@ def test_a_page_of_nothing_or_long_text_is_bounded() -> None:
     assert parse_page(page(), "w0") == ()
     (found,) = parse_page(page(item(message="\ud800\x1b[2J\n" + "x" * 60_000)), "w0")
     assert len(found.message) <= 4096 and "\n" not in found.message and "\x1b" not in found.message
-    in_words(ShowOnPod("w0", "u0", found)).encode()
+    describe_action(ShowOnPod("w0", "u0", found)).encode()
 
 
 @pytest.mark.parametrize(

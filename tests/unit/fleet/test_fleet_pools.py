@@ -13,10 +13,10 @@ import jsonschema  # type: ignore[import-untyped]  # none are there
 import pytest
 
 from fleet import FleetError, crd
-from fleet.act.changes import pod_of
+from fleet.act.changes import build_pod
 from fleet.cli import explain
 from fleet.decide.actions import Adopt, CreatePod, Drain, Evict, FleetMemory, NotePool, Undrain
-from fleet.decide.pools import refusals
+from fleet.decide.pools import find_refusals
 from fleet.policy import Policy
 from fleet.world.kubernetes import KubeNode, assemble
 from fleet.world.worker_pool import parse_pool, pod_name, pool_status_json
@@ -240,7 +240,7 @@ def test_a_moment_in_which_no_pod_is_ready_ends_no_more_jobs_than_may_be_away() 
 def test_an_affinity_that_says_nothing_is_none(affinity: object) -> None:
     worlds = PoolWorlds(2, per_node=True)
     worlds.wants_of_it(template={"spec": {"containers": [{"name": "a"}], "affinity": affinity}})
-    made = pod_of(CreatePod("w-n0", "n0", worlds.read()), {"a": "b"})
+    made = build_pod(CreatePod("w-n0", "n0", worlds.read()), {"a": "b"})
     required = made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert required["nodeSelectorTerms"] == [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}
@@ -490,7 +490,7 @@ def test_what_is_written_into_a_pods_label_neither_brings_nor_holds_off_another_
 
 def test_a_pod_says_of_which_template_it_is_where_no_status_can_be_written() -> None:
     pool = PoolWorlds(1).read()
-    (container,) = pod_of(CreatePod("w-0", "", pool), {"a": "b"})["spec"]["containers"]
+    (container,) = build_pod(CreatePod("w-0", "", pool), {"a": "b"})["spec"]["containers"]
     assert container["env"] == [{"name": "MINIVM_TEMPLATE", "value": pool.hash}]
     assert "env" not in template("1")["spec"]["containers"][0], "its hash is not of itself"
 
@@ -544,7 +544,7 @@ def test_of_two_pools_that_would_have_a_pod_of_one_name_the_older_one_makes_it()
     nodes = {"x-0": KubeNode("x-0", "u", labels={"gpu": "yes"})}
     young = PoolWorlds(1, per_node=True).read()
     old = replace(PoolWorlds(1).read(), name="w-x", uid="pool-wx", label="w-x", created=-1.0)
-    found = refusals(assemble(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
+    found = find_refusals(assemble(nodes, {}, {}, {}, pools={"w": young, "w-x": old}))
     assert found == {"w": "the fleet touches none of its pods: w-x, older, has w-x-0 too"}
 
 
@@ -614,7 +614,7 @@ def test_a_pod_is_of_its_pool_and_of_its_node_whatever_its_template_says() -> No
         },
     }
     pool = parse_pool({"metadata": {"name": "gpu", "uid": "u"}, "spec": {**SPEC, "template": said}})
-    made = pod_of(
+    made = build_pod(
         CreatePod("gpu-n0", "n0", pool), {"app.kubernetes.io/name": "minivm", "app.kubernetes.io/instance": "slurm"}
     )
     assert made["metadata"]["labels"] == {

@@ -13,7 +13,7 @@ import pytest
 from fleet.decide.actions import Annotate, CallHook, Change, Drain, FleetMemory, Record, StartJob, Withdraw, change_key
 from fleet.decide.decide import LAST
 from fleet.policy import Machines, Policy, Treatment, Webhook, parse_policy
-from fleet.report.events import in_words
+from fleet.report.events import describe_action
 from fleet.world.kubernetes import KubernetesView
 from fleet.world.slurm import SlurmView
 from init.errors import ConfigError
@@ -363,7 +363,7 @@ def test_the_kinds_of_changes_are_in_words() -> None:
     worlds.wants("n0", "reboot", "x")
     worlds.settle_in()
     kinds = [one for one in worlds.done if isinstance(one, Annotate | Withdraw | StartJob)]
-    assert next(in_words(one) for one in kinds).startswith("request a remedy of n0: reboot.example/please=now")
+    assert next(describe_action(one) for one in kinds).startswith("request a remedy of n0: reboot.example/please=now")
 
 
 def test_a_machine_that_writes_the_mark_itself_gets_nothing_done() -> None:
@@ -420,7 +420,7 @@ def test_who_is_called_is_told_what_it_is_for_by_the_same_key_until_that_is_note
     worlds.now += 10 * 60
     worlds.memory = FleetMemory()
     assert call().key == asked.key, "as long as it is not noted, whoever goes on"
-    assert in_words(asked).startswith(f"call repair.example:443 for {asked.name} to reboot n0: gpu_lost")
+    assert describe_action(asked).startswith(f"call repair.example:443 for {asked.name} to reboot n0: gpu_lost")
     worlds.settle_in()
     worlds.now += worlds.policy.machines.verify_s
     worlds.settle_in()
@@ -440,7 +440,7 @@ def test_why_nobody_takes_what_is_asked_for_is_told_with_the_machine(treatment: 
     while not (asked := call()):
         worlds.look()
     assert "HTTP 403" not in told(worlds, "goal")[0]
-    text = f"{in_words(asked[0])}: cannot call repair.example:443: it refuses: HTTP 403"
+    text = f"{describe_action(asked[0])}: cannot call repair.example:443: it refuses: HTTP 403"
     worlds.memory = worlds.memory.after_pass(asked, {change_key(asked[0]): text}, worlds.now)
     for later in (0, 60):
         worlds.now += later

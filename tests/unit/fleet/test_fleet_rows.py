@@ -732,8 +732,8 @@ def test_one_that_was_replaced_each_hour_for_months_is_replaced_each_hour() -> N
     world = worlds.world()
     (worker,) = world.workers()
     assert isinstance(world.slurm, SlurmView)
-    assert not drain.lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S - 1, Policy())
-    assert drain.lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S, Policy())
+    assert not drain.find_lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S - 1, Policy())
+    assert drain.find_lost_causes(worker, world.slurm, replaced, drain.MOST_PATIENCE_S, Policy())
 
 
 def test_a_fleet_that_is_started_anew_goes_on_from_what_the_pod_was_asked_for() -> None:

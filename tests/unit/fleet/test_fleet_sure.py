@@ -34,7 +34,7 @@ def test_nothing_is_done_and_it_is_told_once_in_one_short_line(monkeypatch: pyte
     assert (again.news, again.notices) == ((), (told,))
     monkeypatch.setattr(decide_module, "decide", whole)
     well = decide_module.decide_safely(WORLD, again.memory, 102.0, Policy())
-    assert (well.notices, well.mistake, decide_module.mistake_text(well)) == ((), "", "")
+    assert (well.notices, well.mistake, decide_module.read_mistake(well)) == ((), "", "")
 
 
 def test_it_is_tried_again_later_each_time_and_at_once_after_it_was_well() -> None:

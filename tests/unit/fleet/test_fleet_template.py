@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet import crd
-from fleet.act.changes import template_error
+from fleet.act.changes import explain_template_error
 from fleet.decide.actions import CreatePod, Notice, change_key
 from tests.fleet_pools_world import POOL, PoolWorlds, template
 
@@ -80,15 +80,15 @@ def test_a_mistake_of_ours_is_no_page_in_a_pools_condition(worlds: PoolWorlds) -
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_by_the_pools_own_field(said: str, causes: list[tuple[str, str]], words: str) -> None:
-    assert template_error("w", said, causes) == BEGIN + words
+    assert explain_template_error("w", said, causes) == BEGIN + words
 
 
 def test_however_much_is_wrong_it_has_its_place_in_a_condition_what_was_found_and_what_is_expected() -> None:
     causes = [
         (f"spec.{'a' * 5000}[{number}].port", f"Invalid value: 7{'0' * 90000}: must be less") for number in range(9999)
     ]
-    said = template_error("w" * 40, "x" * 10**6, causes)
+    said = explain_template_error("w" * 40, "x" * 10**6, causes)
     first = said.partition(";")[0]
     assert len(said) < crd.MOST_MESSAGE and len(first) < 600
     assert "[0].port" in first and "Invalid value: 70" in first and first.endswith("must be less")
-    assert len(template_error("w", "v1.A.B:" * 10**5, [])) < crd.MOST_MESSAGE
+    assert len(explain_template_error("w", "v1.A.B:" * 10**5, [])) < crd.MOST_MESSAGE

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fleet.act.slurm_client import body
 from fleet.decide.actions import Drain, FleetMemory, Place
 from fleet.decide.decide import MANY, decide
-from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, due_place, part, place, switches, tree
+from fleet.decide.topology import MOST, OFTEN, ROOT, block, blocks, conf, find_due_place, part, place, switches, tree
 from fleet.policy import Blocks, Policy, Topology, parse_policy_text
-from fleet.report.events import in_words
+from fleet.report.events import describe_action
 from fleet.world.kubernetes import KubeNode, KubePod, KubernetesView
 from fleet.world.slurm import SlurmView, slurm_node
 from fleet.world.snapshot import FleetSnapshot, Worker
@@ -93,7 +93,7 @@ def test_a_label_that_changes_moves_the_node_and_no_other() -> None:
     worlds.nodes["n1"].labels.update({ROW: "4", RACK: "r7"})
     (one,) = placed(worlds)
     assert (one.name, one.place, one.old_place) == ("w1", "default:/:4/:4/r7", NOWHERE)
-    assert in_words(one) == "place w1 at 4/r7 in Slurm"
+    assert describe_action(one) == "place w1 at 4/r7 in Slurm"
     assert body(one) == {"topology_str": "default:/:4/:4/r7"}, "and nothing else of it is touched"
     worlds.look()
     assert not placed(worlds)
@@ -121,9 +121,9 @@ def test_a_slurm_that_tells_no_places_is_told_none() -> None:
     assert (older.topology, newer.topology) == (None, "")
     node, pod = KubeNode("n0", "uid"), KubePod("w0", "uid", node="n0")
     for known in (older, slurm_node({**item, "state": ["IDLE"], "topology": ""}), None):
-        assert due_place(Worker("w0", pod, node, known), TREE.topology) is None
-    assert due_place(Worker("w0", pod, None, newer), TREE.topology) is None
-    assert due_place(Worker("w0", pod, node, newer), TREE.topology)
+        assert find_due_place(Worker("w0", pod, node, known), TREE.topology) is None
+    assert find_due_place(Worker("w0", pod, None, newer), TREE.topology) is None
+    assert find_due_place(Worker("w0", pod, node, newer), TREE.topology)
     world = FleetSnapshot(KubernetesView({"n0": node}, {"w0": pod}), SlurmView({"w0": older}))
     (told,) = [one for one in decide(world, FleetMemory(), 1.0, TREE).notices if one.kind == "topology"]
     assert (told.about, told.text) == ("fleet", "Slurm before 25.05 takes no places; see `fleet topology` for a file")
@@ -165,7 +165,7 @@ def test_a_domain_that_the_policy_names_is_a_block_and_what_it_does_not_name_is_
     worlds.nodes["n2"].labels.update({ROW: "4", CLIQUE: "d9"})
     found = {one.name: one for one in placed(worlds)}
     assert found["w0"].place == "default:/:4,blocks:d2"
-    assert in_words(found["w0"]) == "place w0 at 4, in block d2, in Slurm"
+    assert describe_action(found["w0"]) == "place w0 at 4, in block d2, in Slurm"
     assert found["w1"].place == f"default:/:4,blocks:{part('d.1')}"
     assert found["w2"].place == "default:/:4,blocks:unknown"
     (told,) = [one for one in worlds.decide(worlds.world()).notices if one.kind == "topology"]
