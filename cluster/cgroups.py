@@ -33,7 +33,7 @@ DEVICES = (
 PATIENCE = 5.0
 
 
-def refusal(info: Mapping[str, Any], *, root: Path = ROOT) -> str:
+def explain_refusal(info: Mapping[str, Any], *, root: Path = ROOT) -> str:
     """Return why pods cannot have writable cgroups here, from the engine's info; "" if they can."""
     version, driver = str(info.get("CgroupVersion", "1")), str(info.get("CgroupDriver", ""))
     if version != "1":
@@ -51,7 +51,7 @@ def writable(directory: Path) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-def wanted(pod: PodSpec) -> bool:
+def wants_cgroups(pod: PodSpec) -> bool:
     """Return whether the pod wants writable cgroups; refuse other requests to the runtime."""
     if pod.privileged:
         hint = f"runtimeClassName: {RUNTIME_CLASS}, in place of cgroup: true"
@@ -62,7 +62,7 @@ def wanted(pod: PodSpec) -> bool:
     return bool(pod.runtime_class)
 
 
-def parent(cluster: str, pod: str) -> str:
+def name_parent(cluster: str, pod: str) -> str:
     """Return the container's cgroup parent."""
     return f"/minivm-{cluster}/{pod}/own"
 
@@ -83,7 +83,7 @@ def make(cluster: str, pod: str, role: str, *, memory: int, root: Path = ROOT) -
             for directory in (limits, limits / "own"):
                 (directory / "memory.limit_in_bytes").write_text(str(memory))
     return [
-        {"Type": "bind", "Source": f"{root}/{name}{parent(cluster, pod)}", "Target": f"/sys/fs/cgroup/{name}"}
+        {"Type": "bind", "Source": f"{root}/{name}{name_parent(cluster, pod)}", "Target": f"/sys/fs/cgroup/{name}"}
         for name in HIERARCHIES[role]
     ]
 

@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from cluster import ClusterError, names, slurm_conf
-from cluster.change.pinning import Checkout, Wish, newest_here, parse_tags
+from cluster.change.pinning import Checkout, Wish, find_newest_here, parse_tags
 from cluster.change.plan import UpPlan
-from cluster.local import STATE, LocalCluster, stored
+from cluster.local import STATE, LocalCluster, read_options
 from cluster.render import read_overrides
 from cluster.report import table
 from cluster.values import AUTHS, RELEASE, Options, UpRequest, repository_of, settle
@@ -201,7 +201,7 @@ def up(
     root = click.get_current_context().find_root()
     refuse_build_options(root.params)
     every, single = parse_tags(given_tags)
-    stored_options = stored(name)
+    stored_options = read_options(name)
     request = UpRequest(
         workers=workers,
         controllers=controllers,
@@ -209,7 +209,7 @@ def up(
         auth=auth,
         overrides=read_overrides(values_file) if values_file else None,
         values_file=str(values_file.resolve()) if values_file else "",
-        repository=requested_prefix(root.obj.assignments, is_new=stored_options is None),
+        repository=choose_prefix(root.obj.assignments, is_new=stored_options is None),
         people=read_people(people_file) if people_file else None,
         reset=reset,
     )
@@ -218,7 +218,7 @@ def up(
     checkout = Checkout(root.obj.repository, root.obj.assignments)
     if slurm or variant:
         repository = repository_of(options.overrides, options.repository)
-        tags = newest_here(client, repository, slurm=slurm, variant=variant, builder=checkout)
+        tags = find_newest_here(client, repository, slurm=slurm, variant=variant, builder=checkout)
         options = replace(options, tags=tags)
     if every:
         options = replace(options, tag=every, tags={})
@@ -253,7 +253,7 @@ def refuse_build_options(options: Mapping[str, Any]) -> None:
                            hint="up --variant NAME --slurm-version VERSION")  # fmt: skip
 
 
-def requested_prefix(assignments: Sequence[str], *, is_new: bool) -> str:
+def choose_prefix(assignments: Sequence[str], *, is_new: bool) -> str:
     """Return the prefix of the images' names, for a new cluster or where the user gave one; "" keeps the stored one."""
     from images import settings
 

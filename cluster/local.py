@@ -34,7 +34,7 @@ from cluster.change.plan import (
 )
 from cluster.manifests import Manifests, PodSpec
 from cluster.names import Addresses
-from cluster.pods import Kubelet, RunningPod, description, fingerprint, published, write_private
+from cluster.pods import Kubelet, RunningPod, description, fingerprint, map_published_ports, write_private
 from cluster.render import render
 from cluster.report import Row, Stages
 from cluster.roles import SERVERS
@@ -73,7 +73,7 @@ class LocalCluster:
     @classmethod
     def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
         """Load the cluster with its last options."""
-        options = stored(name, root)
+        options = read_options(name, root)
         if options is None:
             if client is not None:
                 names.check_owner(client.api, name, root / name, f"find the cluster {name}")
@@ -105,7 +105,7 @@ class LocalCluster:
         reference = self.options.image("controller")
         image = images.get(reference)
         labels = self.kubelet.labels(image.id if image else reference)
-        slurm = values.slurm_of(labels or {report.VERSION_LABEL: image.slurm if image else ""})
+        slurm = values.name_slurm(labels or {report.VERSION_LABEL: image.slurm if image else ""})
         chosen = values.local_values(self.options, self.keys(), slurm)
         documents = render(chosen, release=RELEASE, namespace=NAMESPACE, file=self.options.values_file)
         return manifests.parse(documents, namespace=NAMESPACE)
@@ -132,12 +132,12 @@ class LocalCluster:
 
     def saved_port(self) -> int:
         """Return the login pod's current port."""
-        options = stored(self.options.name, self.state.parent)
+        options = read_options(self.options.name, self.state.parent)
         return options.port if options else self.options.port
 
     def changes_auth(self, running: Mapping[str, RunningPod]) -> bool:
         """Return whether the options change the authentication; ClusterError while that would end steps."""
-        before = stored(self.options.name, self.state.parent)
+        before = read_options(self.options.name, self.state.parent)
         if before is None or not running or values.auth(before) == values.auth(self.options):
             return False
         cannot = f"change the authentication from {values.auth(before)} to {values.auth(self.options)}"
@@ -168,8 +168,8 @@ class LocalCluster:
         `port`: a requested port; `up` replaces a login pod with another port.
         """
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = stored(self.options.name, self.state.parent)
-        records_from = values.records_from(before, self.options) if before else ""
+        before = read_options(self.options.name, self.state.parent)
+        records_from = values.find_origin_of_records(before, self.options) if before else ""
         running = self.kubelet.running()
         self.options = self.with_this_machine(port, running)
         changes_auth = self.changes_auth(running)
@@ -181,7 +181,7 @@ class LocalCluster:
             agree(planned)
             running = self.kubelet.running()
         if records_from:
-            self.records.move_out(records_from, values.accounting(self.options))
+            self.records.move_out(records_from, values.read_accounting_mode(self.options))
         if changes_auth and self.changes_auth(running):
             # Daemons with different authentication cannot talk to each other.
             self.log("all pods start anew, with another authentication")
@@ -199,7 +199,7 @@ class LocalCluster:
             self.revive(planned, desired, running)
             self.reconcile(desired, self.kubelet.running(), timeout=timeout)
         with self.stages.stage("ready"):
-            self.records.move_in(values.accounting(self.options), timeout=timeout)
+            self.records.move_in(values.read_accounting_mode(self.options), timeout=timeout)
             self.wait_ready(desired, timeout=timeout)
         slurm_conf.confirm_values(self.run_slurm, running, self.options, before, self.state / "options.json")
 
@@ -231,7 +231,7 @@ class LocalCluster:
         reference = self.options.image("controller")
         # Without a request a cluster stays at its state's release, also under another repository's `latest`.
         state = "" if wish.renews(reference) else pins.release(pinned.state)
-        kept = self.release_fit([reference], state, pinning.image_of("controller", pinned.images))
+        kept = self.release_fit([reference], state, pinning.find_image_of("controller", pinned.images))
         image = pinning.choose([reference], pinned.images, self.find_image, wish, kept).images[reference]
         desired = self.rendered({reference: image})
         fit = self.release_fit([pod.image for pod in desired.pods], image.release, image)
@@ -249,7 +249,7 @@ class LocalCluster:
 
     def plan(self, desired: Manifests, choice: ImageChoice, running: Mapping[str, RunningPod]) -> UpPlan:
         """Plan `up`: the steps, what changes, and what users lose. Asks the pods and changes nothing."""
-        before = stored(self.options.name, self.state.parent) if running else None
+        before = read_options(self.options.name, self.state.parent) if running else None
         steps = self.plan_steps(desired, running)
         present_pods = [pod for pod in desired.pods if pod.name in running]
         changed_files = sorted(set().union(*(self.kubelet.changed_files(pod, desired) for pod in present_pods)))
@@ -269,9 +269,9 @@ class LocalCluster:
         ]
         notes = [*choice.notes]
         if before:
-            notes += plan.notes_of_records(values.records_from(before, self.options))
+            notes += plan.note_records(values.find_origin_of_records(before, self.options))
             if values.auth(before) == values.auth(self.options):
-                notes += plan.notes_of_auth(values.auth(before))
+                notes += plan.note_auth(values.auth(before))
         return UpPlan(tuple(steps), tuple(changes), tuple(notes), (*lost, *plan.list_lost_people(before, self.options)))
 
     def plan_steps(self, desired: Manifests, running: Mapping[str, RunningPod]) -> list[PlanStep]:
@@ -290,7 +290,7 @@ class LocalCluster:
         if not any(pod.role == "worker" for pod in upgraded):
             return []
         try:
-            return plan.waiting_clients(self.run_slurm)
+            return plan.list_waiting_clients(self.run_slurm)
         except (ClusterError, plan.NoAnswer, OSError):
             return []  # the steps' own losses say that slurmctld does not answer
 
@@ -380,7 +380,7 @@ class LocalCluster:
             list(pool.map(start_again, planned.steps))
 
     def describe(self, pod: PodSpec, desired: Manifests) -> dict[str, Any]:
-        return description(pod, self.kubelet.image_id(pod.image), published(pod, desired))
+        return description(pod, self.kubelet.image_id(pod.image), map_published_ports(pod, desired))
 
     def specs(self, desired: Manifests) -> dict[str, str]:
         return {pod.name: fingerprint(self.describe(pod, desired)) for pod in desired.pods}
@@ -533,11 +533,11 @@ class LocalCluster:
     def not_granted(self) -> list[str]:
         info = self.kubelet.api.info()
         options = [str(option) for option in info.get("SecurityOptions") or ()]
-        return report.not_granted(self.manifests().pods, cgroups=cgroups.refusal(info), security=options)
+        return report.not_granted(self.manifests().pods, cgroups=cgroups.explain_refusal(info), security=options)
 
     def cgroups_refusal(self) -> str:
         """Return why pods cannot have cgroups of their own here; "" if they can."""
-        return cgroups.refusal(self.kubelet.api.info())
+        return cgroups.explain_refusal(self.kubelet.api.info())
 
     # Login and removal
 
@@ -565,7 +565,7 @@ class LocalCluster:
         return existed
 
 
-def stored(name: str, root: Path = STATE) -> Options | None:
+def read_options(name: str, root: Path = STATE) -> Options | None:
     """Return a cluster's last options; None without any."""
     path = root / name / "options.json"
     try:

@@ -145,7 +145,7 @@ def resolve_env(pod: PodSpec, *, address: str) -> dict[str, str]:
     return env
 
 
-def shared_memory(pod: PodSpec, machine: int) -> int:
+def size_shared_memory(pod: PodSpec, machine: int) -> int:
     """Return the size of /dev/shm; 0 for the engine's 64 MiB, if the chart mounts none.
 
     A kubelet gives a volume without a size what it has for pods; here the pods share one machine.
@@ -160,7 +160,7 @@ def selects(service: ServiceSpec, pod: PodSpec) -> bool:
     return bool(service.selector) and all(pod.labels.get(key) == value for key, value in service.selector.items())
 
 
-def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) -> dict[str, ServiceSpec]:
+def map_stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) -> dict[str, ServiceSpec]:
     """Map pods to the Service whose address they keep: a Service with an address and only this pod behind it."""
     by_pod: dict[str, ServiceSpec] = {}
     for service in services:
@@ -170,7 +170,7 @@ def stable_services(pods: Iterable[PodSpec], services: Iterable[ServiceSpec]) ->
     return by_pod
 
 
-def moving_services(services: Iterable[ServiceSpec]) -> list[ServiceSpec]:
+def list_moving_services(services: Iterable[ServiceSpec]) -> list[ServiceSpec]:
     """Return the Services with an address that moves between their pods."""
     return [service for service in services if not service.selector and not service.headless]
 

@@ -161,23 +161,23 @@ class Addresses:
         """Map these pods, which start now, and every pod behind a Service to an address."""
         kept = self._find_stable(desired)
         without_service = [pod.name for pod in pods if pod.name not in kept]
-        reserved = [*kept.values(), *self._moving(desired).values()]
-        return kept | dict(zip(without_service, self._new(len(without_service), reserved), strict=True))
+        reserved = [*kept.values(), *self._map_moving(desired).values()]
+        return kept | dict(zip(without_service, self._choose_new(len(without_service), reserved), strict=True))
 
     def hosts(self, pod: PodSpec, desired: Manifests, assigned: Mapping[str, str]) -> dict[str, str]:
         """Map the names of the Services that the pod must resolve by its hosts file to their addresses."""
-        stable = manifests.stable_services(desired.pods, desired.services)
-        addresses = self._moving(desired) | {service.name: assigned[name] for name, service in stable.items()}
+        stable = manifests.map_stable_services(desired.pods, desired.services)
+        addresses = self._map_moving(desired) | {service.name: assigned[name] for name, service in stable.items()}
         return {
             name: address for service, address in addresses.items()
             for name in manifests.host_names(service, pod.namespace)
         }  # fmt: skip
 
-    def _of_services(self, desired: Manifests) -> dict[str, str]:
+    def _map_services(self, desired: Manifests) -> dict[str, str]:
         """Map every Service with an address of its own to it."""
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
-        stable = manifests.stable_services(desired.pods, desired.services).values()
-        moving = manifests.moving_services(desired.services)
+        stable = manifests.map_stable_services(desired.pods, desired.services).values()
+        moving = manifests.list_moving_services(desired.services)
         return service_addresses(subnet, {service.name for service in (*stable, *moving)})
 
     def _find_stable(self, desired: Manifests) -> dict[str, str]:
@@ -186,8 +186,8 @@ class Addresses:
         The directory's pod too: docker's DNS gives names a lifetime of ten minutes, and sssd uses the old address so
         long. Every pod without a cache would know no user meanwhile.
         """
-        by_service = self._of_services(desired)
-        stable = manifests.stable_services(desired.pods, desired.services)
+        by_service = self._map_services(desired)
+        stable = manifests.map_stable_services(desired.pods, desired.services)
         kept = {pod: by_service[service.name] for pod, service in stable.items()}
         subnet = self.kubelet.ensure_network()["IPAM"]["Config"][0]["Subnet"]
         for pod in desired.pods:
@@ -196,12 +196,12 @@ class Addresses:
                 kept[pod.name] = address
         return kept
 
-    def _moving(self, desired: Manifests) -> dict[str, str]:
+    def _map_moving(self, desired: Manifests) -> dict[str, str]:
         """Map Services to the address that the active one of several pods takes."""
-        by_service = self._of_services(desired)
-        return {service.name: by_service[service.name] for service in manifests.moving_services(desired.services)}
+        by_service = self._map_services(desired)
+        return {service.name: by_service[service.name] for service in manifests.list_moving_services(desired.services)}
 
-    def _new(self, count: int, reserved: Iterable[str]) -> list[str]:
+    def _choose_new(self, count: int, reserved: Iterable[str]) -> list[str]:
         """Return addresses that neither present nor previous pods have, so that no peer reaches a wrong pod."""
         if not count:
             return []

@@ -83,7 +83,7 @@ def fingerprint(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def published(pod: PodSpec, desired: Manifests) -> dict[int, int]:
+def map_published_ports(pod: PodSpec, desired: Manifests) -> dict[int, int]:
     """Map the pod's published ports to ports of this machine."""
     services = [service for service in desired.services if service.node_port and manifests.selects(service, pod)]
     return {pod.ports[port[1]]: port[0] for service in services if (port := service.node_port)}
@@ -206,7 +206,7 @@ class Kubelet:
         return {
             volume.of
             for volume, files in self.files(pod, known)
-            if published_files(self.volume_directory(pod, volume.name)) != dict(files.data)
+            if read_published_files(self.volume_directory(pod, volume.name)) != dict(files.data)
         }
 
     def files(self, pod: PodSpec, known: Manifests) -> Iterator[tuple[Volume, MountedFiles]]:
@@ -263,13 +263,13 @@ class Kubelet:
         termination = self.termination_log(pod.name)
         termination.write_text("")
         write_private(self.description_file(pod.name), json.dumps(described).encode())
-        shm = manifests.shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        shm = manifests.size_shared_memory(pod, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         mounts = [self.docker_mount(pod, mount) for mount in pod.mounts if mount.path != "/dev/shm"]
         mounts.append({"Type": "bind", "Source": str(termination), "Target": "/dev/termination-log"})
-        own_cgroups = cgroups.wanted(pod)
+        own_cgroups = cgroups.wants_cgroups(pod)
         if own_cgroups:
             mounts += cgroups.make(self.cluster, pod.name, pod.role, memory=pod.limits.memory)
-        bindings = {port: ("127.0.0.1", host_port) for port, host_port in published(pod, known).items()}
+        bindings = {port: ("127.0.0.1", host_port) for port, host_port in map_published_ports(pod, known).items()}
         host = self.api.create_host_config(
             mounts=mounts,
             cap_drop=["ALL"],
@@ -280,7 +280,7 @@ class Kubelet:
             log_config=LOG,
             dns_search=list(pod.searches) or None,
             extra_hosts=dict(hosts) or None,
-            **({"cgroup_parent": cgroups.parent(self.cluster, pod.name)} if own_cgroups else {}),
+            **({"cgroup_parent": cgroups.name_parent(self.cluster, pod.name)} if own_cgroups else {}),
             **({"shm_size": shm} if shm else {}),
             **({"mem_limit": pod.limits.memory} if pod.limits.memory else {}),
             **({"nano_cpus": int(pod.limits.cpus * 1e9)} if pod.limits.cpus else {}),
@@ -404,7 +404,7 @@ class Kubelet:
 DATA = "..data"
 
 
-def published_files(directory: Path) -> dict[str, bytes]:
+def read_published_files(directory: Path) -> dict[str, bytes]:
     """Return the files that a reader of the directory sees now."""
     data = directory / DATA
     return {path.name: path.read_bytes() for path in data.iterdir()} if data.is_symlink() else {}
@@ -413,7 +413,7 @@ def published_files(directory: Path) -> dict[str, bytes]:
 def publish_files(directory: Path, files: Mapping[str, bytes], *, mode: int) -> bool:
     """Let the directory show exactly these files; return whether anything changed."""
     directory.mkdir(parents=True, exist_ok=True)
-    if (directory / DATA).is_symlink() and published_files(directory) == dict(files):
+    if (directory / DATA).is_symlink() and read_published_files(directory) == dict(files):
         return False
     fresh = directory / f"..{uuid.uuid4().hex}"
     fresh.mkdir(mode=0o755)

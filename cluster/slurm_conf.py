@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cluster import ClusterError
-from cluster.change.plan import partitions
+from cluster.change.plan import list_partitions
 from cluster.manifests import Manifests, PodSpec, VolumeMount, VolumeSource, resolve_env
-from cluster.pods import CHECK_LABEL, CORRECT, Kubelet, RunningPod, publish_files, published_files, write_private
+from cluster.pods import CHECK_LABEL, CORRECT, Kubelet, RunningPod, publish_files, read_published_files, write_private
 from cluster.report import progress
 from cluster.values import CONTROLLER, RELEASE, Options, dump
 
@@ -91,7 +91,7 @@ def files_before(kubelet: Kubelet, desired: Manifests) -> Mapping[str, bytes]:
     """Return the files that the controller's pod sees now."""
     (pod,) = [pod for pod in desired.pods if pod.name == CONTROLLER]
     volumes = [mount.volume for mount in pod.mounts if mount.volume.of == CONFIG]
-    return published_files(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
+    return read_published_files(kubelet.volume_directory(pod, volumes[0].name)) if volumes else {}
 
 
 def ask(kubelet: Kubelet, controller: RunningPod, word: str, data: Mapping[str, bytes]) -> tuple[int, str]:
@@ -174,7 +174,7 @@ def plan_change(
 ) -> PlannedChange:
     """Ask the controller about a changed slurm.conf. ClusterError if it would refuse it."""
     data = files(desired)
-    lost_partitions = partitions(files_before(kubelet, desired)) - partitions(data)
+    lost_partitions = list_partitions(files_before(kubelet, desired)) - list_partitions(data)
     judgement = judge(kubelet, controller, data)
     if controller is not None:
         refuse_objection(judgement.objection, controller, desired, slurm_in, file=file)
@@ -215,7 +215,7 @@ def check_drop_ins(kubelet: Kubelet, desired: Manifests) -> None:
 
 def _has_changed(kubelet: Kubelet, pod: PodSpec, mount: VolumeMount, desired: Manifests) -> bool:
     files = _drop_ins_in(mount, desired)
-    return bool(files) and published_files(kubelet.volume_directory(pod, mount.volume.name)) != files
+    return bool(files) and read_published_files(kubelet.volume_directory(pod, mount.volume.name)) != files
 
 
 def _drop_ins_in(mount: VolumeMount, desired: Manifests) -> dict[str, bytes]:

@@ -137,7 +137,7 @@ def settle(name: str, stored: Options | None, request: UpRequest) -> Options:
     if request.repository:
         options = replace(options, repository=request.repository)
     if request.workers is not None:
-        replicas = replicas_of(options.overrides)
+        replicas = read_replicas(options.overrides)
         if replicas not in (None, request.workers):
             raise ClusterError(f"start {request.workers} workers", f"the values say {replicas}",
                                file=options.values_file, field="workers.pools.worker.replicas",
@@ -164,7 +164,7 @@ def refuse_other_uids(before: Mapping[str, Any], after: Mapping[str, Any]) -> No
                                hint=f"keep the name {owner}, or give {person['name']} another uid")  # fmt: skip
 
 
-def replicas_of(overrides: Mapping[str, Any]) -> Any:
+def read_replicas(overrides: Mapping[str, Any]) -> Any:
     """Return the number of workers in the user's values, which --workers cannot change; None without one."""
     value: Any = overrides
     for key in ("workers", "pools", "worker", "replicas"):
@@ -190,20 +190,20 @@ def auth(options: Options) -> str:
     return str(options.overrides.get("slurm", {}).get("auth") or options.auth)
 
 
-def accounting(options: Options, key: str = "mode") -> str:
+def read_accounting_mode(options: Options, key: str = "mode") -> str:
     """Return where accounting is, or where it was before (`from`)."""
     settings = options.overrides.get("accounting")
     value = settings.get(key) if isinstance(settings, Mapping) else None
     return str(value or ("embedded" if key == "mode" else ""))
 
 
-def records_from(before: Options, after: Options) -> str:
+def find_origin_of_records(before: Options, after: Options) -> str:
     """Return the place from which the change moves the records; "" if it moves none.
 
     ClusterError for a change to or from an accounting pod without them: slurmdbd would begin with an empty database.
     """
-    old, new = accounting(before), accounting(after)
-    if old not in (new, "none") and accounting(after, "from") == old:
+    old, new = read_accounting_mode(before), read_accounting_mode(after)
+    if old not in (new, "none") and read_accounting_mode(after, "from") == old:
         return old
     if old != new and "pod" in (old, new):
         raise ClusterError(f"change accounting.mode from {old} to {new}",
@@ -216,13 +216,13 @@ def records_from(before: Options, after: Options) -> str:
     return ""
 
 
-def login_pools(values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def read_login_pools(values: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the login pools beside `login`, as far as they are mappings: the chart's schema refuses others."""
     pools = values["login"].get("pools")
     return {name: pool for name, pool in (pools or {}).items() if isinstance(pool, Mapping)}
 
 
-def slurm_of(labels: Mapping[str, str]) -> dict[str, str]:
+def name_slurm(labels: Mapping[str, str]) -> dict[str, str]:
     """Return chart values for the Slurm in the controller's image, since a tag `latest` does not name it."""
     version = re.match(r"[0-9]{2}[.][0-9]{2}", labels.get("org.opencontainers.image.version", ""))
     values = {"version": version[0]} if version else {}
@@ -267,7 +267,9 @@ def local_values(options: Options, keys: Keys, slurm: Mapping[str, str] = Mappin
     if options.overrides.get("scripts", {}).get("env", {}).get("MINIVM_GITSYNC_RING_URL"):
         values["secrets"]["ring"] = {"key": keys.ring}
     values = merge(values, options.overrides)
-    pools = {"login": values["login"]} | {f"login.pools.{name}": pool for name, pool in login_pools(values).items()}
+    pools = {"login": values["login"]} | {
+        f"login.pools.{name}": pool for name, pool in read_login_pools(values).items()
+    }
     for name, pool in pools.items():
         if pool.get("keepSeconds"):
             raise ClusterError("keep the sessions of the login pod", "one container has its ssh port here",

@@ -40,7 +40,7 @@ class Wish:
     keep: bool = False
 
     def renews(self, reference: str) -> bool:
-        return self.anew or role_of(reference) in self.roles
+        return self.anew or read_role(reference) in self.roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class ImageChoice:
     notes: tuple[str, ...] = ()
 
 
-def role_of(reference: str) -> str:
+def read_role(reference: str) -> str:
     """Return an image's role: "worker" of registry:5000/minivm/worker:latest."""
     return reference.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
-def image_of(role: str, images: Mapping[str, EngineImage]) -> EngineImage | None:
-    return next((image for reference, image in images.items() if role_of(reference) == role), None)
+def find_image_of(role: str, images: Mapping[str, EngineImage]) -> EngineImage | None:
+    return next((image for reference, image in images.items() if read_role(reference) == role), None)
 
 
 def choose(
@@ -106,10 +106,12 @@ def choose_one(
     """Return the image, and the plan's note about it."""
     present = find_image(reference)  # the reference's image now
     if pin is None or wish.renews(reference):
-        if role_of(reference) not in wish.roles and fit.wants_another(reference, present):
+        if read_role(reference) not in wish.roles and fit.wants_another(reference, present):
             return choose_fitting(reference, present, fit)
         if present is None:
-            raise ClusterError(f"start from {reference}", "this machine does not have it", hint=how_to_get(reference))
+            raise ClusterError(
+                f"start from {reference}", "this machine does not have it", hint=explain_how_to_get(reference)
+            )
         return present, ""
     pinned_image = find_image(pin.id)
     if present is None or present.id == pin.id:
@@ -149,7 +151,7 @@ def refuse_removed(reference: str, pin: EngineImage) -> EngineImage:
 
 def how_to_build(reference: str, slurm: str = "") -> str:
     """Return the command that builds the reference's role, of the release and the variant that its tag names."""
-    role, tag = role_of(reference), TAG.fullmatch(reference.rpartition(":")[2])
+    role, tag = read_role(reference), TAG.fullmatch(reference.rpartition(":")[2])
     slurm_release = slurm or (release(tag["slurm"]) if tag else "")
     if tag is None and role not in MORE_IMAGES:
         return f"`make images SLURM={slurm_release}`" if slurm_release else "`make images`"
@@ -160,7 +162,7 @@ def how_to_build(reference: str, slurm: str = "") -> str:
     return f"`{' '.join(['build.py', *filter(None, options), 'build', role])}`"
 
 
-def how_to_get(reference: str) -> str:
+def explain_how_to_get(reference: str) -> str:
     """Return the hint for a reference that this machine does not have: a tag other than `latest` cannot be ordered."""
     if reference.endswith(":latest"):
         return how_to_build(reference)
@@ -251,7 +253,7 @@ class CheckoutBuilds(Protocol):
     def committed(self, revisions: Iterable[str]) -> Mapping[str, int]: ...
 
 
-def newest(
+def choose_newest(
     images: Iterable[TaggedBuild],
     *,
     repository: str,
@@ -261,7 +263,7 @@ def newest(
     builder: CheckoutBuilds | None = None,
 ) -> dict[str, str]:
     """Return role -> tag of the images on this machine that have this Slurm and variant; ClusterError without one."""
-    best = newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
+    best = choose_newest_of(images, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
     missing = [role for role in ROLES if role not in best and role not in OPTIONAL]
     if missing:
         wish = " ".join(filter(None, [f"Slurm {slurm}" if slurm else "", f"variant {variant}" if variant else ""]))
@@ -270,7 +272,7 @@ def newest(
     return best
 
 
-def newest_of(
+def choose_newest_of(
     images: Iterable[TaggedBuild],
     *,
     repository: str,
@@ -316,25 +318,25 @@ def make_command(slurm: str, variant: str) -> str:
     return " ".join(["make images", *filter(None, more)])
 
 
-def newest_here(
+def find_newest_here(
     client: Any, repository: str, *, slurm: str = "", variant: str = "", builder: CheckoutBuilds | None = None
 ) -> dict[str, str]:
     """Return role -> tag of the images on this machine."""
-    listed, arch = listed_here(client, repository), client.api.version()["Arch"]
-    return newest(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
+    listed, arch = list_images_here(client, repository), client.api.version()["Arch"]
+    return choose_newest(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
 
 
-def newest_beside(
+def find_newest_beside(
     client: Any, reference: str, *, slurm: str, variant: str = "", builder: CheckoutBuilds | None = None
 ) -> str:
     """Return the newest image of the reference's role, as the engine names it; "" without one."""
     repository, _, role = reference.rpartition(":")[0].rpartition("/")
-    listed, arch = listed_here(client, repository), client.api.version()["Arch"]
-    tag_of = newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
+    listed, arch = list_images_here(client, repository), client.api.version()["Arch"]
+    tag_of = choose_newest_of(listed, repository=repository, slurm=slurm, variant=variant, arch=arch, builder=builder)
     return f"{repository}/{role}:{tag_of[role]}" if role in tag_of else ""
 
 
-def listed_here(client: Any, repository: str) -> list[TaggedBuild]:
+def list_images_here(client: Any, repository: str) -> list[TaggedBuild]:
     """List the references of this machine's images."""
     return [
         TaggedBuild(
@@ -447,7 +449,7 @@ def release_fit(
     variant = tag["variant"] if tag else ""
 
     def newest_image(reference: str) -> EngineImage | None:
-        newest = newest_beside(client, reference, slurm=release, variant=variant, builder=checkout)
+        newest = find_newest_beside(client, reference, slurm=release, variant=variant, builder=checkout)
         return find_image(newest) if newest else None
 
     return ReleaseFit(release, frozenset(references), newest_image)
@@ -459,7 +461,7 @@ def foreign_builds(
     """Return those of the images that this checkout would build differently. Keys are their references."""
     foreign = []
     for reference, image in sorted(images.items()):
-        labels, role = labels_of(image.id), role_of(reference)
+        labels, role = labels_of(image.id), read_role(reference)
         tag = TAG.fullmatch(labels.get(VERSION_LABEL, ""))
         if tag is None:
             continue

@@ -111,9 +111,9 @@ def list_changed_settings(before: Options, after: Options) -> list[str]:
         if item.name == "people":
             changes.append(f"people: {', '.join(list_changed_people(old, new))}")
         elif item.name == "overrides":
-            changes.append(f"values: {', '.join(differing(old, new))}")
+            changes.append(f"values: {', '.join(list_differing(old, new))}")
         elif isinstance(old, Mapping):
-            changes += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in differing(old, new)]
+            changes += [f"{item.name}: {key}={new.get(key) or 'default'}" for key in list_differing(old, new)]
         else:
             changes.append(f"{item.name}: {old or 'default'} -> {new or 'default'}")
     return changes
@@ -140,7 +140,7 @@ def list_lost_people(before: Options | None, after: Options) -> list[str]:
     return [f"people: keys, login sessions{jobs} of {', '.join(names[:NAMED])}{more}"] if names else []
 
 
-def notes_of_auth(auth: str) -> list[str]:
+def note_auth(auth: str) -> list[str]:
     """Return the note for a cluster with munge: auth/slurm exists, and `--auth slurm` enables it."""
     if auth != "munge":
         return []
@@ -148,19 +148,19 @@ def notes_of_auth(auth: str) -> list[str]:
             " (docs/how-to/change-authentication.md)"]  # fmt: skip
 
 
-def notes_of_records(origin: str) -> list[str]:
+def note_records(origin: str) -> list[str]:
     """Return the note for a change that moves the records of accounting."""
     text = f"the records of accounting move from the {origin} database; until then jobs go on, sacct and sacctmgr fail"
     return [text] if origin else []
 
 
-def differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def list_differing(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of the leaves that differ."""
     names: list[str] = []
     for key in sorted({*old, *new}, key=str):
         before, after = old.get(key), new.get(key)
         if isinstance(before or {}, Mapping) and isinstance(after or {}, Mapping) and (before or after):
-            names += differing(before or {}, after or {}, f"{prefix}{key}.")
+            names += list_differing(before or {}, after or {}, f"{prefix}{key}.")
         elif before != after:
             names.append(f"{prefix}{key}")
     return names
@@ -180,13 +180,13 @@ def reasons(before: Mapping[str, Any], after: Mapping[str, Any], slurm_in: Calla
             old, new = (slurm_in(str(side["image"])) for side in (before, after))
             changes.append(f"Slurm {old} -> {new}" if old != new and new else "new image")
         elif isinstance(after[key], Mapping) and isinstance(before.get(key), Mapping):
-            changes.append(f"{key} ({', '.join(differing(before[key], after[key]))})")
+            changes.append(f"{key} ({', '.join(list_differing(before[key], after[key]))})")
         else:
             changes.append(PARTS.get(key, key.replace("_", " ")))
     return ", ".join(changes) or "its description changed"
 
 
-def partitions(files: Mapping[str, bytes]) -> set[str]:
+def list_partitions(files: Mapping[str, bytes]) -> set[str]:
     """Return the partitions that a slurm.conf and its included files define."""
     pattern = re.compile(rb"^\s*PartitionName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
     names = {name.decode(errors="replace") for text in files.values() for name in pattern.findall(text)}
@@ -270,8 +270,8 @@ def find_stake(step: PlanStep, current: RunningPod | None, *, run_slurm: RunSlur
         return Stake()
     try:
         if current.role == "worker":
-            waiting = waiting_for(run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
-            return Stake(jobs=running_on(run_slurm, step.pod), waiting=waiting)
+            waiting = list_waiting_for(run_slurm, step.pod) if step.kind is StepKind.REMOVE else []
+            return Stake(jobs=list_running_on(run_slurm, step.pod), waiting=waiting)
         if current.role == "login":
             count = sessions(run, step.pod)
             return Stake(jobs=list_begun_on(run_slurm, step.pod), sessions=count)
@@ -301,12 +301,12 @@ def squeue(run: RunSlurm, *arguments: str, column: str = "") -> str:
     return text if code == 0 else ""
 
 
-def running_on(run: RunSlurm, node: str) -> list[JobAtStake]:
+def list_running_on(run: RunSlurm, node: str) -> list[JobAtStake]:
     jobs = parse_jobs(squeue(run, "--states=RUNNING,SUSPENDED", f"--nodelist={node}"))
     return [job for job in jobs if job.user != SLURM_USER]  # active checks, which any other job preempts
 
 
-def waiting_for(run: RunSlurm, node: str) -> list[JobAtStake]:
+def list_waiting_for(run: RunSlurm, node: str) -> list[JobAtStake]:
     """Return waiting jobs that name the node: Slurm never starts them without it."""
     rows = squeue(run, "--states=PENDING", column="ReqNodes").splitlines()
     named = {text: set(hostnames(run, text)) for row in rows if (text := last(row))}
@@ -325,7 +325,7 @@ def list_begun_on(run: RunSlurm, login: str) -> list[JobAtStake]:
     ]
 
 
-def waiting_clients(run: RunSlurm) -> list[JobAtStake]:
+def list_waiting_clients(run: RunSlurm) -> list[JobAtStake]:
     """Return waiting jobs of srun and salloc.
 
     An srun asks for the MPI plug-in that its cluster had when it was started. On a worker whose Slurm lacks that, its
@@ -339,7 +339,7 @@ def waiting_clients(run: RunSlurm) -> list[JobAtStake]:
 def end_clients(run: RunSlurm, log: Callable[[str], None]) -> None:
     """Cancel waiting jobs of srun and salloc before the workers get another Slurm: each client says so and ends."""
     try:
-        jobs = waiting_clients(run)
+        jobs = list_waiting_clients(run)
     except (ClusterError, NoAnswer, OSError) as error:
         problem = one_line(str(error))
         log(f"waiting srun and salloc are unknown ({problem}): a step that hangs on a new worker ends by"

@@ -43,7 +43,7 @@ class RecordsCarrier:
         """Close the database of `origin`, and keep its records beside the cluster's state."""
         cannot = f"move the records of accounting out of {POD[origin]}"
         given_up = f"accounting: no record has arrived in the {origin} database: the {target} one opens again"
-        waiting = self._waiting()
+        waiting = self._find_waiting()
         own = waiting is not None and waiting == self._file(target)
         if own and not self._loading.exists():
             self.log(given_up)
@@ -74,7 +74,7 @@ class RecordsCarrier:
                 os.fsync(file.fileno())
         finally:
             self._remove_inside(pod)
-        if waiting and own and _head(waiting)["token"] not in _head(partial)["history"]:
+        if waiting and own and _read_head(waiting)["token"] not in _read_head(partial)["history"]:
             # What an earlier move wrote there: the load of the newer records was refused before it changed anything.
             partial.unlink()
             self.log(given_up)
@@ -89,10 +89,10 @@ class RecordsCarrier:
 
     def move_in(self, target: str, *, timeout: float) -> None:
         """Load the records that are under way, if there are any, into the database of `target`."""
-        file = self._waiting()
+        file = self._find_waiting()
         if file is None or target == "none":
             return
-        pod = self._started(target, timeout)
+        pod = self._wait_until_started(target, timeout)
         try:
             if file == self._file(target):
                 command = "exec minivm accounting reopen --yes"  # they were loaded nowhere: move_out() would have told
@@ -116,7 +116,7 @@ class RecordsCarrier:
         self._loading.unlink(missing_ok=True)
         self.log(f"accounting: {one_line(text)}")
 
-    def _started(self, mode: str, timeout: float) -> RunningPod:
+    def _wait_until_started(self, mode: str, timeout: float) -> RunningPod:
         """Wait until init answers in the pod; `minivm accounting` itself waits for the database."""
         deadline = time.monotonic() + timeout
         while True:
@@ -136,14 +136,14 @@ class RecordsCarrier:
     def _loading(self) -> Path:
         return self.state / LOADING
 
-    def _waiting(self) -> Path | None:
+    def _find_waiting(self) -> Path | None:
         return next(iter(sorted(self.state.glob(FILES))), None)
 
     def _file(self, mode: str) -> Path:
         return self.state / FILES.replace("*", mode)
 
 
-def _head(file: Path) -> dict[str, Any]:
+def _read_head(file: Path) -> dict[str, Any]:
     """Return the first line of records, which `minivm accounting move-out` wrote."""
     with tarfile.open(file) as archive:
         member = archive.next()

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import ClusterError
 from cluster.change.plan import UpPlan
-from cluster.local import LocalCluster, stored
+from cluster.local import LocalCluster, read_options
 from cluster.values import UpRequest, auth, merge, settle
 from images.engine.docker import DockerEngine
 from tests.cluster.conftest import NAME
@@ -65,7 +65,7 @@ def lives(world: World) -> dict[str, str]:
 @pytest.mark.parametrize("asked", [UpRequest(), UpRequest(reset=True), UpRequest(overrides={})])
 def test_another_up_keeps_munge_replaces_no_pod_and_says_how_to_move(older: World, asked: UpRequest) -> None:
     before, options = lives(older), older.cluster.options
-    found = stored(options.name, older.cluster.state.parent)
+    found = read_options(options.name, older.cluster.state.parent)
     # The test's own images and ways to log in are no part of the question.
     settled = replace(settle(options.name, found, asked), workers=options.workers, port=options.port)
     cluster = LocalCluster(older.cluster.kubelet.client, settled, root=older.cluster.state.parent, log=print)

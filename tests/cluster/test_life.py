@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from cluster import ClusterError
-from cluster.local import stored
+from cluster.local import read_options
 from cluster.names import free_port
 from cluster.report import table
 from cluster.values import merge
@@ -364,14 +364,14 @@ def build(world: World, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_values_whose_slurm_conf_only_slurmctld_refuses_are_not_stored(healthy: World, tmp_path: Path) -> None:
     options = healthy.cluster.options
-    before = stored(options.name)
+    before = read_options(options.name)
     file = tmp_path / "values.yaml"
     file.write_text(yaml.safe_dump(merge(options.overrides, {"slurm": {"config": {"BurstBufferType": "lua"}}})))
     done = build(healthy, "up", f"--values={file}")
     assert done.returncode == 1 and "burst_buffer" in done.stderr and "keeps the values from before" in done.stderr, (
         done
     )
-    assert stored(options.name) == before
+    assert read_options(options.name) == before
     again = build(healthy, "up")
     assert again.returncode == 0 and "files of slurm-config" in again.stdout, again
     assert "BurstBufferType         = (null)" in healthy.slurm("scontrol", "show", "config")

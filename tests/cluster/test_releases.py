@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cluster import ClusterError
-from cluster.change.pinning import Wish, newest_here
+from cluster.change.pinning import Wish, find_newest_here
 from cluster.local import LocalCluster
 from cluster.pods import LABEL
 from images.engine.docker import DockerEngine
@@ -39,7 +39,7 @@ HOW_TO = ROOT / "docs/how-to"
 def tags() -> dict[str, dict[str, str]]:
     """Release -> role -> tag."""
     client = DockerEngine().client
-    return {slurm: newest_here(client, IMAGES, slurm=slurm, variant="debian") for slurm in (OLD, NEW)}
+    return {slurm: find_newest_here(client, IMAGES, slurm=slurm, variant="debian") for slurm in (OLD, NEW)}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES
 from tests.container.init_pods import World
@@ -22,7 +22,7 @@ POLICY = '{"topology": {"tiers": ["example.com/row", "example.com/rack"]}}'
 
 
 def images(slurm: str) -> Mapping[str, str]:
-    tags = newest_here(DockerEngine().client, IMAGES, slurm=slurm, variant="debian")
+    tags = find_newest_here(DockerEngine().client, IMAGES, slurm=slurm, variant="debian")
     return {role: f"{IMAGES}/{role}:{tag}" for role, tag in tags.items()}
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES
 from tests.support.rendered_chart import render
@@ -34,7 +34,7 @@ def filter_of(release: str) -> str:
 
 def said(image: str, controller: str, *command: str) -> str:
     """Run the command in the image of one release, with the filter of a cluster whose controller is of another."""
-    tags = newest_here(DockerEngine().client, IMAGES, slurm=image, variant="debian")
+    tags = find_newest_here(DockerEngine().client, IMAGES, slurm=image, variant="debian")
     if "login" not in tags:
         pytest.skip(f"no login image of Slurm {image} under {IMAGES}")
     line = ["docker", "run", "--rm", "--network=none", "--entrypoint=/bin/bash", "-e", "CONF", "-e", "FILTER",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES
 from tests.support.rendered_chart import render
@@ -35,7 +35,7 @@ JOB = 'job = {script = "x", user_id = 5, group_id = 6, work_dir = "/w", name = "
 
 def said(name: str, lua: str, values: dict[str, Any] | None = None) -> list[str]:
     """Run the chart's filter in the controller's image, and the lines after it; return what these print."""
-    tags = newest_here(DockerEngine().client, IMAGES, slurm="24.11", variant="debian")
+    tags = find_newest_here(DockerEngine().client, IMAGES, slurm="24.11", variant="debian")
     if "controller" not in tags:
         pytest.skip(f"no controller image under {IMAGES}")
     documents = render({"accounting": {"mode": "none"}, **(values or {})}, release="slurm", namespace="hpc")

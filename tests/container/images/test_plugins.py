@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.conftest import IMAGES, docker
 from tests.slurm import release_of
@@ -34,7 +34,7 @@ OF_A_DAEMON = re.compile(r"(burst_buffer|cgroup|gpu|job_submit|mcs|sched|task)_\
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("role", ["controller", "worker"])
 def test_slurm_takes_every_plugin_that_lies_there(role: str, release: str) -> None:
-    image = f"{IMAGES}/{role}:{newest_here(DockerEngine().client, IMAGES, slurm=release, variant='debian')[role]}"
+    image = f"{IMAGES}/{role}:{find_newest_here(DockerEngine().client, IMAGES, slurm=release, variant='debian')[role]}"
     taken, left = json.loads(
         docker("run", "--rm", "--network=none", "--entrypoint=python3", image, "-I", "-c", PROGRAM)
     )

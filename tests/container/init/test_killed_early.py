@@ -17,7 +17,7 @@ import pytest
 import yaml
 from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.init_pods import IMAGES, PYTHON, ROOT, Pod, slurm_conf, world
 
@@ -40,7 +40,7 @@ def controller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     service = yaml.safe_load((ROOT / "init/services/slurmctld.yaml").read_text())
     service["environment"] = {"LD_PRELOAD": "/killed_at.so"}
     service["restart"] |= {"limit": 100000, "delay": "100ms", "max-delay": "100ms"}
-    tag = newest_here(DockerEngine().client, IMAGES, slurm=request.param, variant="debian")["controller"]
+    tag = find_newest_here(DockerEngine().client, IMAGES, slurm=request.param, variant="debian")["controller"]
     with world(directory, f"killed{request.param}") as made:
         made.configure({"slurm.conf": slurm_conf(NODE)})
         drop_in = made.mounts / "config/services.d/slurmctld.yaml"

@@ -18,7 +18,7 @@ import docker  # type: ignore[import-untyped]  # it carries no types
 import pytest
 from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
 
-from cluster.change.pinning import newest_beside
+from cluster.change.pinning import find_newest_beside
 from cluster.slurm_conf import CAPABILITIES
 from tests.container.harmless import harmless
 from tests.container.init_pods import LABELS, PYTHON, Pod, image_of, slurm_conf, world
@@ -142,7 +142,7 @@ class Saved:
         self.client = docker.from_env()
         self.name = str(json.loads(controller.run("minivm", "state", "save", "--json"))["name"])
         self.images = {SAME: image_of("controller")}
-        self.images[NEWER] = newest_beside(self.client, image_of("controller"), slurm=NEWER, variant="debian")
+        self.images[NEWER] = find_newest_beside(self.client, image_of("controller"), slurm=NEWER, variant="debian")
         assert self.images[NEWER], f"no controller of {NEWER}: make images SLURM={NEWER}"
 
     def container(self, release: str, files: dict[str, str], *command: str) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from docker.types import Mount  # type: ignore[import-untyped]  # it carries no types
 
-from cluster.change.pinning import newest_here
+from cluster.change.pinning import find_newest_here
 from images.engine.docker import DockerEngine
 from tests.container.init_pods import IMAGES, LABELS, PYTHON, ROOT, Pod, World, image_of, slurm_conf, world
 from tests.waiting import until
@@ -295,7 +295,7 @@ class Move:
 
 @pytest.fixture
 def move(tmp_path: Path) -> Iterator[Move]:
-    tags = newest_here(DockerEngine().client, IMAGES, slurm="26.05", variant="debian")
+    tags = find_newest_here(DockerEngine().client, IMAGES, slurm="26.05", variant="debian")
     (tmp_path / "empty").mkdir()
     claim = tmp_path / "claim"
     claim.mkdir()

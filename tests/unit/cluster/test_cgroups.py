@@ -23,7 +23,7 @@ def machine(root: Path, *, without: str = "") -> Path:
 
 
 def test_a_machine_with_writable_hierarchies_grants_them(tmp_path: Path) -> None:
-    assert cgroups.refusal(V1, root=machine(tmp_path)) == ""
+    assert cgroups.explain_refusal(V1, root=machine(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_machine_with_writable_hierarchies_grants_them(tmp_path: Path) -> None
     ],
 )
 def test_a_refusal_says_why(tmp_path: Path, info: dict[str, Any], without: str, why: str) -> None:
-    assert why in cgroups.refusal(info, root=machine(tmp_path, without=without))
+    assert why in cgroups.explain_refusal(info, root=machine(tmp_path, without=without))
 
 
 def test_a_pod_sees_its_own_directories_and_nothing_above_them(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_jobs_are_held_in_cgroups_where_that_can_be(options: Options, proctrack:
 
 
 def test_the_chart_asks_for_cgroups_by_a_runtime_class_for_workers_and_logins_alone() -> None:
-    granted = {pod.name for pod in local(Options(own_cgroups=True)).pods if cgroups.wanted(pod)}
+    granted = {pod.name for pod in local(Options(own_cgroups=True)).pods if cgroups.wants_cgroups(pod)}
     assert granted == {"slurm-login-0", "slurm-worker-0", "slurm-worker-1"}
-    assert not any(cgroups.wanted(pod) for pod in local(Options()).pods)
+    assert not any(cgroups.wants_cgroups(pod) for pod in local(Options()).pods)
     # The pod needs only named capabilities for this, not privileged mode.
     assert all(not pod.privileged and pod.capabilities for pod in local(Options(own_cgroups=True)).pods)
 
@@ -97,4 +97,4 @@ def test_the_chart_asks_for_cgroups_by_a_runtime_class_for_workers_and_logins_al
 def test_what_one_machine_cannot_be_asked_for_is_refused(defaults: dict[str, Any], why: str) -> None:
     pod = local(Options(overrides={"workers": {"defaults": defaults}})).pod("slurm-worker-0")
     with pytest.raises(ClusterError, match=why):
-        cgroups.wanted(pod)
+        cgroups.wants_cgroups(pod)

@@ -209,7 +209,7 @@ def test_another_repository_is_no_request_for_another_slurm(
     pins.write(tmp_path / "mine", Pins({name: EngineImage(f"sha256:{name}", "24.11.5") for name in PINNED}, "24.11.5"))
     if chosen:
         _, choice, _ = cluster.decide({}, wish)
-        by_role = {pinning.role_of(name): image.id for name, image in choice.images.items()}
+        by_role = {pinning.read_role(name): image.id for name, image in choice.images.items()}
         assert by_role == {role: f"sha256:other/{role}:{chosen}" for role in by_role}
         assert ("accounting" in by_role) is (mode == "pod")
         return
@@ -497,10 +497,10 @@ def test_a_new_cluster_has_slurms_own_authentication(over: dict[str, object]) ->
 
 
 def test_a_cluster_that_keeps_munge_is_told_how_to_move() -> None:
-    (note,) = plan.notes_of_auth("munge")
+    (note,) = plan.note_auth("munge")
     assert "--auth slurm" in note and "docs/how-to/change-authentication.md" in note
     assert UpPlan(notes=(note,)).lines() == [f"note: {note}", "nothing to change"]
-    assert plan.notes_of_auth("slurm") == []
+    assert plan.note_auth("slurm") == []
 
 
 def test_stored_options_come_back_and_those_of_another_version_are_told() -> None:
@@ -548,7 +548,7 @@ def test_partitions_are_found_as_slurm_finds_them() -> None:
     conf = (
         b"PartitionName=all Nodes=ALL\n partitionname = long # x\n#PartitionName=no\nPartitionName=DEFAULT MaxTime=1\n"
     )
-    assert plan.partitions({"slurm.conf": conf, "more.conf": b"PartitionName=gpu"}) == {"all", "long", "gpu"}
+    assert plan.list_partitions({"slurm.conf": conf, "more.conf": b"PartitionName=gpu"}) == {"all", "long", "gpu"}
 
 
 W0, W1, LOGIN = "slurm-worker-0", "slurm-worker-1", "slurm-login-0"
@@ -594,7 +594,7 @@ def test_waiting_clients_end_before_workers_get_another_slurm() -> None:
         asked.append([*command])
         return 0, "7|alice|1|0|\n8_[1-9]|bob|1|1|\n9|bob|1|0|\n" if "squeue" in asked[-1] else ""
 
-    clients = plan.waiting_clients(run)
+    clients = plan.list_waiting_clients(run)
     assert clients == [JobAtStake("7", "alice"), JobAtStake("9", "bob")] and "--states=PENDING" in asked[0]
     (loss,) = plan.losses([], partitions=(), stakes={}, clients=clients)
     assert loss == "waiting srun and salloc, which could hang on the new workers, end: 7 of alice, 9 of bob"

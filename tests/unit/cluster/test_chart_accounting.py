@@ -152,7 +152,7 @@ def test_a_move_between_the_pod_and_an_external_database_replaces_no_worker() ->
 def test_up_refuses_to_leave_the_records_behind(before: str, after: str, hint: str, tmp_path: Path) -> None:
     for origin in ("", "external" if before != "external" else "pod"):
         with pytest.raises(ClusterError) as caught:
-            values.records_from(with_mode(before), with_mode(after, origin, str(tmp_path / after)))
+            values.find_origin_of_records(with_mode(before), with_mode(after, origin, str(tmp_path / after)))
         text = str(caught.value)
         assert f"change accounting.mode from {before} to {after}" in text
         assert "accounting.mode" in text and hint in text and "nothing was changed" in text
@@ -161,15 +161,17 @@ def test_up_refuses_to_leave_the_records_behind(before: str, after: str, hint: s
 def test_up_moves_the_records_where_the_values_name_their_place() -> None:
     modes = ("embedded", "pod", "external")
     moves = [(old, new) for old in modes for new in modes if old != new]
-    assert [values.records_from(with_mode(old), with_mode(new, old)) for old, new in moves] == [old for old, _ in moves]
+    assert [values.find_origin_of_records(with_mode(old), with_mode(new, old)) for old, new in moves] == [
+        old for old, _ in moves
+    ]
 
 
 def test_up_goes_on_where_the_records_stay() -> None:
     pod = with_mode("pod", "embedded")
-    assert values.records_from(pod, replace(pod, workers=3)) == ""
-    assert values.records_from(Options(), with_mode("none")) == ""
+    assert values.find_origin_of_records(pod, replace(pod, workers=3)) == ""
+    assert values.find_origin_of_records(Options(), with_mode("none")) == ""
     with pytest.raises(ClusterError):
-        values.records_from(pod, Options())
+        values.find_origin_of_records(pod, Options())
 
 
 def test_only_the_pod_with_slurmdbd_waits_for_records() -> None:

@@ -20,7 +20,7 @@ from cluster.change import pinning
 from cluster.change.pinning import Checkout
 from cluster.local import STATE, LocalCluster
 from cluster.names import choose_port, free_port
-from cluster.pods import publish_files, published_files, write_private
+from cluster.pods import publish_files, read_published_files, write_private
 from cluster.render import read_overrides
 from cluster.report import Row, problems
 from cluster.roles import ROLES
@@ -87,7 +87,7 @@ def test_published_files_are_those_and_no_others(tmp_path: Path) -> None:
     assert publish_files(directory, {"slurm.conf": b"a", "gres.conf": b"b"}, mode=0o644)
     assert (directory / "slurm.conf").read_bytes() == b"a"
     assert publish_files(directory, {"slurm.conf": b"c"}, mode=0o644)
-    assert published_files(directory) == {"slurm.conf": b"c"}
+    assert read_published_files(directory) == {"slurm.conf": b"c"}
     assert not (directory / "gres.conf").is_symlink()
     # Only one version is left, not one for each change.
     assert len([path for path in directory.iterdir() if path.is_dir() and not path.is_symlink()]) == 1
@@ -181,18 +181,18 @@ IMAGES = [
 
 def test_the_newest_image_of_each_role_is_chosen() -> None:
     for slurm in ("24.11.5", "24.11"):
-        found = pinning.newest(IMAGES, repository="minivm", slurm=slurm, variant="")
+        found = pinning.choose_newest(IMAGES, repository="minivm", slurm=slurm, variant="")
         assert found == dict.fromkeys(ROLES, "24.11.5-debian-000000000002"), slurm
     with pytest.raises(ClusterError, match=r"Slurm 24\.1"):
-        pinning.newest(IMAGES, repository="minivm", slurm="24.1", variant="")
+        pinning.choose_newest(IMAGES, repository="minivm", slurm="24.1", variant="")
     # A build is given the release only, without the patch version.
     with pytest.raises(ClusterError, match=r"hint: `make images SLURM=26\.05` builds them"):
-        pinning.newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
+        pinning.choose_newest(IMAGES, repository="minivm", slurm="26.05.3", variant="")
 
 
 def test_only_what_the_engines_machine_runs_itself_is_chosen() -> None:
     for arch, tag in (("amd64", "24.11.5-debian-000000000002"), ("arm64", "24.11.5-debian-arm64-000000000004")):
-        found = pinning.newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
+        found = pinning.choose_newest(IMAGES, repository="minivm", slurm="24.11", variant="debian", arch=arch)
         assert found == dict.fromkeys(ROLES, tag)
 
 
@@ -232,7 +232,7 @@ def test_the_checkouts_own_build_is_taken_then_latest_then_the_newest_commits(
         for role in ROLES
         for n in "123"
     ]
-    found = pinning.newest(listed, repository="minivm", slurm="", variant="debian", builder=builder)
+    found = pinning.choose_newest(listed, repository="minivm", slurm="", variant="debian", builder=builder)
     assert found == dict.fromkeys(ROLES, f"24.11.5-debian-{taken * 12}")
 
 
@@ -277,7 +277,7 @@ def test_the_plan_names_builds_that_are_not_this_checkouts() -> None:
 def test_a_role_without_an_image_is_named() -> None:
     hint = "hint: `make images MINIVM_BUILD_VARIANT=nvidia` builds them"
     with pytest.raises(ClusterError, match=f"variant nvidia: none here for demo, login\n{hint}"):
-        pinning.newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
+        pinning.choose_newest(IMAGES, repository="minivm", slurm="", variant="nvidia")
 
 
 @pytest.mark.parametrize(("name", "workers"), [("Has Space", 2), ("../up", 2), ("ok", 0), ("ok", 65)])

@@ -80,11 +80,11 @@ def test_dns_names_are_those_of_kubernetes_and_no_others() -> None:
 def test_the_controller_keeps_the_address_of_its_service() -> None:
     """Only the controller keeps its address: login pods and workers get a new one each time, as on Kubernetes."""
     known = local(Options(workers=2))
-    kept = manifests.stable_services(known.pods, known.services)
+    kept = manifests.map_stable_services(known.pods, known.services)
     assert {pod: service.name for pod, service in kept.items()} == {"slurm-controller-0": "slurm-slurmctld"}
     assert "slurm-slurmctld" in manifests.aliases(known.pod("slurm-controller-0"), known.services)
     unstable = local(Options(overrides={"controller": {"stableAddress": False}}))
-    assert manifests.stable_services(unstable.pods, unstable.services) == {}
+    assert manifests.map_stable_services(unstable.pods, unstable.services) == {}
 
 
 def test_a_service_for_one_pod_selects_that_pod_alone() -> None:
@@ -133,7 +133,9 @@ def test_a_large_pool_keeps_its_devices_and_memory_in_sight() -> None:
 
 def test_shared_memory_is_half_of_what_a_worker_has() -> None:
     def size(**worker: object) -> int:
-        return manifests.shared_memory(local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB)
+        return manifests.size_shared_memory(
+            local(Options(overrides={"workers": {"defaults": worker}})).pod(WORKER), 8 * GIB
+        )
 
     def limited(memory: str | int, **worker: object) -> int:
         return size(resources={"limits": {"memory": memory}}, **worker)
