@@ -19,7 +19,10 @@ class WeighedNode:
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """A node's weight from before, and the one that it was given last: the present one, or soon."""
+    """The weight that a blamed node had before, and the one that the active checks set last.
+
+    Slurm shows the latter at once, or a moment later.
+    """
 
     before: int
     given: int
@@ -28,16 +31,16 @@ class Penalty:
 def plan_weights(
     penalties: Mapping[str, Penalty], nodes: Iterable[WeighedNode], leaves: Set[str], weight: int
 ) -> tuple[dict[str, Penalty], dict[str, int]]:
-    """Return the penalties to remember, and the weight to set of each node that has another one.
+    """Return the penalties to remember, and the weights to set, by node: only those that differ from the present ones.
 
-    `leaves` are the blamed switches. A weight that somebody else has set meanwhile is kept once the blame is over.
+    `leaves` are the blamed switches. A weight that a person has set meanwhile is kept once the blame is over.
     """
     remembered: dict[str, Penalty] = {}
     changes: dict[str, int] = {}
     for node in nodes:
         penalty = penalties.get(node.name)
         if penalty is not None and node.weight not in (penalty.before, penalty.given, weight):
-            penalty = None  # somebody else has set it
+            penalty = None  # a person has set it
         if weight and node.leaf in leaves:
             if penalty is None:
                 penalty = Penalty(node.weight, weight)

@@ -388,7 +388,7 @@ def _take_result(memory: PlanMemory, job: ActiveJob, now: float) -> PlanMemory:
 
 
 def _single_tests(state: CheckState, needs: Needs, idle: Iterable[PlacedMachine], now: float) -> list[GroupTest]:
-    """Return a test of each machine that is due, the longest untested first. A first failure is repeated soon."""
+    """Return one test for each machine that is due, the longest untested first; a first failure is due again soon."""
     due = sorted((last.at, machine.name) for machine in idle if _is_due(last := state.result(machine.name), needs, now))
     return [GroupTest((name,)) for _, name in due]
 
