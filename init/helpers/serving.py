@@ -96,7 +96,7 @@ def find_hanging(main: int, now: float) -> list[Process]:
 
 
 def kill_all(processes: Iterable[Process]) -> None:
-    """Kill them by pidfd: a number may belong to another process by now."""
+    """Kill the processes by pidfd: a pid may belong to another process by now."""
     for process in processes:
         with contextlib.suppress(OSError):
             descriptor = os.pidfd_open(process.pid)

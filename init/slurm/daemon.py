@@ -188,7 +188,7 @@ class Slurmctld:
         return list(jobs(done.stdout)) if done.returncode == 0 else None
 
     def known_jobs(self) -> int | None:
-        """Count the jobs that slurmctld knows, including ended ones and each array task; None as above."""
+        """Count the jobs that slurmctld knows, including ended ones and each array task; None if it does not answer."""
         try:
             done = ran(COUNT_JOBS, within=READ_WITHIN, env=ENVIRONMENT)
         except (OSError, subprocess.TimeoutExpired):
@@ -196,7 +196,7 @@ class Slurmctld:
         return count(done.stdout) if done.returncode == 0 else None
 
     def reload(self) -> ReconfigureAnswer:
-        """Let it run with the installed configuration: reconfigure it, or start it if a bad file had kept it down."""
+        """Run slurmctld with the installed configuration: reconfigure it, or start it if a bad file kept it down."""
         with Client(self.control, within=APPLY_WITHIN) as client:
             view = _steady(client)
             if view is None:
