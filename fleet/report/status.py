@@ -94,7 +94,7 @@ def worker_report(worker: Worker, *, known: bool = True) -> Report:
 
 
 def controller_report(controller: ControllerPod) -> Report:
-    """Report one controller, and of the one that acts how and when it took over."""
+    """Report one controller; the acting one also with how and when it took over."""
     pod, takeover = controller.pod, controller.takeover
     shown: Report = {
         "name": pod.name,

@@ -57,7 +57,7 @@ def attribute(name: str) -> tuple[str, ...]:
 
 
 def values(resource: Any, parts: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the simple values at a path; of a list those of each element, of a complex one its `value`."""
+    """Yield the simple values at a path: those of a list's elements, and a complex attribute's `value`."""
     if isinstance(resource, list):
         for item in resource:
             yield from values(item, parts)

@@ -285,7 +285,7 @@ class Receiver:
                 continue
 
     def _load_certificate(self, context: ssl.SSLContext) -> None:
-        """Load the certificate if its files have changed; a broken one leaves the one before."""
+        """Load the certificate if its files have changed; the present one stays if the new one is broken."""
         assert self.settings.certificate
         files = [self.settings.certificate / name for name in ("tls.crt", "tls.key")]
         try:
