@@ -33,7 +33,9 @@ from init.slurm.node import PREFIX
 SACCT = "sacct"
 TWICE_S = 60.0  # from a refused second start to the end of the job
 LAUNCH_S = 300.0  # of a prolog and the start of a script
-CAME_S = 30.0  # from the end of a preempted job to the start of the job that took its place
+# From the end of a preempted job to the start of the job that took its place: until its processes have ended (KillWait,
+# 30 s) and the epilog has run (PrologEpilogTimeout, 60 s), and until the scheduler looks again.
+CAME_S = 120.0
 AFTER = 900.0  # a check may see a machine's fault minutes after the job has died of it
 NO_OUTPUT = 53  # slurmd's own "signal" for an output file or directory that it cannot open
 NOT_STARTED = 125  # of a container, as with docker (images/src/containers/container)

@@ -304,12 +304,13 @@ def test_an_earlier_run_that_accounting_has_as_pending_was_requeued() -> None:
     assert "run 1 ended: REQUEUED" in text and "as REQUEUED, and the job was requeued" in text
 
 
-def test_a_preempted_job_names_the_job_that_started_on_its_nodes_at_once() -> None:
+def test_a_preempted_job_names_the_job_that_started_on_its_nodes_after_their_epilog() -> None:
     def after(seconds: float, nodes: str = "w[0-1]") -> str:
         other = replace(JOB, id=13, shown="13", user="bob", partition="high", nodes=nodes, started=JOB.ended + seconds)
         world = World(nodes=(NODE,), related_jobs=(JOB, other))
         return explain(replace(JOB, states=frozenset({"PREEMPTED"})), world, NOW).answer.headline
 
-    assert after(2).endswith("(preemption): most likely job 13 of bob in partition high.")
+    for seconds in (2, 95):
+        assert after(seconds).endswith("(preemption): most likely job 13 of bob in partition high.")
     for seconds, nodes in ((600, "w0"), (-5, "w0"), (2, "w7")):
         assert "most likely" not in after(seconds, nodes)
