@@ -10,7 +10,7 @@ import signal
 import sys
 
 
-class Floor:
+class BareSupervisor:
     def __init__(self, services: dict[str, list[str]]) -> None:
         self.services = services
         self.wake, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -70,7 +70,7 @@ class Floor:
             os.kill(pid, signal.SIGTERM)
 
     def reap(self) -> None:
-        """Reap the ended processes, and restart their services unless the floor stops."""
+        """Reap the ended processes, and restart their services unless the supervisor stops."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -84,5 +84,5 @@ class Floor:
 
 
 with open(sys.argv[1]) as stream:  # noqa: PTH123 - the floor imports nothing it can do without
-    Floor(json.load(stream)).run()
+    BareSupervisor(json.load(stream)).run()
 os._exit(0)
