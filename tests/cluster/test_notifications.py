@@ -87,8 +87,11 @@ def alice(told: Told) -> Researcher:
 def test_each_event_is_told_with_its_cause(told: Told, alice: Researcher, slow: str) -> None:
     name = "<!everyone> @channel\r\nBcc: eve@x.org"
     failed = alice.submit("--mail-type=ALL", "-J", f"'{name}'", *QUIET, script="exit 3")
-    again = alice.submit("--mail-type=REQUEUE", "--requeue", "-J", "again", *QUIET, script="sleep 300")
-    alice.wait_for(again, "RUNNING")
+    again = alice.submit(
+        "--mail-type=REQUEUE", "--requeue", "-J", "again", *QUIET, script="touch again-runs; exec sleep 300"
+    )
+    # Slurm may be unable to kill a job that it requeues while its first processes start, and drains the node.
+    until(lambda: alice.try_("test -e again-runs").returncode == 0, "the script runs")
     told.world.slurm("scontrol", "requeue", again)
     tasks = alice.submit("--mail-type=END,ARRAY_TASKS", "-J", "tasks", "--array=1-2", *QUIET, script="true")
     array = alice.submit(

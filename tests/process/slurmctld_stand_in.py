@@ -143,7 +143,7 @@ class Bringer(bring_back.Bringer):
         super().__init__(Pod({}, slurmctld.base))
         self.slurmctld = slurmctld
 
-    def _listed(self) -> dict[tuple[int, int], int]:
+    def _list_back(self) -> dict[tuple[int, int], int]:
         owner = int(OWNER.partition(":")[0])
         return {(again, owner): number for number, (_, again) in self.slurmctld.jobs.copy().items() if again}
 
