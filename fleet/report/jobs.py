@@ -15,12 +15,11 @@ from typing import Any
 from fleet import FleetError
 from fleet.decide.machines import line
 from fleet.world.fields import Fields
+from init.slurm.node import PREFIX
 
 # The rows that are kept of one answer of Slurm, the latest first, and those that are sent of them.
 KEPT, SENT = 20_000, 300
 SHORT, LONG, SEARCHED = 64, 300, 80  # letters
-# What minivm writes into a job's AdminComment begins with it; another comment is the site's own.
-OWN_COMMENT = "minivm: "
 # Reasons that say less than the exit code beside them.
 SAID_BY_CODE = frozenset({"", "None", "NonZeroExitCode", "RaisedSignal"})
 # Slurm tells their start and end in advance.
@@ -56,9 +55,9 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    rows: tuple[JobRow, ...] = ()  # the latest first
-    states: Counter[str] | None = None  # of all jobs, not only of those with a row
-    unread: int = 0
+    rows: tuple[JobRow, ...]  # the latest first
+    states: Counter[str]  # of all jobs, not only of those with a row
+    unread: int
 
 
 def read_table(items: Iterable[object], now: float, *, names: bool) -> JobTable:
@@ -120,15 +119,14 @@ def _number(job: Fields) -> str:
 def _why(job: Fields, states: list[str], *, comments: bool) -> str:
     """Say why the job waits or how it ended; minivm's own explanation, if it has one, says more than Slurm."""
     comment = job.text("admin_comment")
-    if comments and comment.startswith(OWN_COMMENT):
-        return line(comment.removeprefix(OWN_COMMENT), LONG)
+    if comments and comment.startswith(PREFIX):  # another comment is the site's own
+        return line(comment.removeprefix(PREFIX), LONG)
     reason, code = job.text("state_reason"), job.sub("exit_code")
     # Slurm leaves a cancelled job the reason why it waited before.
     parts = [] if reason in SAID_BY_CODE or "CANCELLED" in states else [reason]
     signal = code.sub("signal")
     if number := signal.sub("id").number("number"):
-        name = signal.text("name")
-        parts.append(f"signal {number}" if name in ("", str(number)) else f"signal {name}")
+        parts.append(f"signal {signal.text('name') or number}")
     elif status := code.number("return_code"):
         parts.append(f"exit code {status}")
     if restarts := job.number("restart_cnt"):
@@ -146,7 +144,7 @@ def report_jobs(table: JobTable | None, why_unknown: str, find: str) -> dict[str
         "known": True,
         "rows": [_filled(row) for row in found[:SENT]],
         "found": len(found),
-        "states": dict(sorted((table.states or {}).items())),
+        "states": dict(sorted(table.states.items())),
         "unread": table.unread,
     }
 

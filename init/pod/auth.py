@@ -1,7 +1,7 @@
 """Authentication between Slurm's daemons: munge, or Slurm's own auth/slurm (the setting MINIVM_AUTH).
 
 With auth/slurm a daemon signs with its own copy of the key, and a client asks the nearest daemon's socket. On a worker
-and on a login pod no daemon runs when init makes its first requests: `signing` runs one for that time.
+and on a login pod no daemon runs when init makes its first requests: `sign_requests` runs one then.
 """
 
 from __future__ import annotations
