@@ -110,7 +110,7 @@ def test_two_who_ask_for_deep_checks_wait_for_each_other(world: World, started: 
 def test_a_round_that_runs_brings_back_nothing_that_a_person_forgets(
     world: World, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    """It read its sources before: its verdict would drain the node again for what has been mended."""
+    """Forget a check while a round runs it: the round's verdict would drain the node again for a mended fault."""
     add(world, "one", "[When.BACKGROUND]")
     places = Places(verdicts=Path(world.environment["MINIVM_VERDICTS"]))
     (world.root / "hold").touch()

@@ -21,6 +21,7 @@ from init.drain.deadline import Deadline
 from init.errors import InitError
 from init.slurm import client
 from tests.process.living import alive
+from tests.support import slurm_programs
 from tests.waiting import until
 
 pytestmark = pytest.mark.root
@@ -213,11 +214,7 @@ def install_programs(directory: Path, monkeypatch: pytest.MonkeyPatch, squeue: s
     """Stand in for squeue by this script, and for scontrol of an idle node; return the file of scontrol's changes."""
     told = directory / "told"
     scontrol = f'#!/bin/sh\ncase "$*" in *show*) echo \'NodeName=w1 State=IDLE\';; *) echo "$*" >> {told};; esac\n'
-    for name, script in (("scontrol", scontrol), ("squeue", squeue)):
-        program = directory / name
-        program.write_text(script)
-        program.chmod(0o755)
-        monkeypatch.setattr(client, name.upper(), str(program))
+    slurm_programs.install(directory, monkeypatch, scontrol=scontrol, squeue=squeue)
     monkeypatch.setattr(drain_worker, "name_of_node", lambda: "w1")
     return told
 

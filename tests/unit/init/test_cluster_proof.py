@@ -9,6 +9,7 @@ import pytest
 from init.slurm import client, registration
 from init.slurm.node import Node
 from init.slurm.registration import _old
+from tests.support import slurm_programs
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,7 @@ def test_a_drain_that_comes_while_a_new_pod_looks_at_its_jobs_stays(
         f'case "$*" in *show*) echo "NodeName=w1 State=MIXED$by CPUAlloc=1";; *) echo "$*" >> {told};; esac\n'
     )
     squeue = f'#!/bin/sh\ntouch {tmp_path}/drained\ncase "$*" in *%t*) echo "7 R";; *) echo "7||";; esac\n'
-    for name, script in (("scontrol", scontrol), ("squeue", squeue)):
-        program = tmp_path / name
-        program.write_text(script)
-        program.chmod(0o755)
-        monkeypatch.setattr(client, name.upper(), str(program))
+    slurm_programs.install(tmp_path, monkeypatch, scontrol=scontrol, squeue=squeue)
     node = client.node("w1", "ctl:6817")
     assert node is not None and node.busy and not node.held_by_others
     registration.renew(node, "ctl:6817")
