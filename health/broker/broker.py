@@ -26,7 +26,7 @@ from ground.files import write_whole
 from health import black_box
 from health.broker import slurm_drains
 from health.broker.decide import Act, BrokerNode, Enter, OtherNode, OtherNodes, asks_for_deep, read_gpus, reason
-from health.broker.slurm_drains import Remains, Unkilled, find_cause
+from health.broker.slurm_drains import Remains, Unkilled, find_cause, is_recorded
 from health.broker.step import (
     Action,
     ApplyAct,
@@ -347,7 +347,7 @@ class Broker:
 
     def _save_unkillable(self, job: int) -> Mapping[str, object]:
         """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
-        at, processes, earlier = clock(), remains_of_job(job), self.memory.slurm.unkilled
+        at, processes = clock(), remains_of_job(job)
         # slurmstepd waits for this answer. Without the node's state its drain would stay for a person.
         while isinstance(node := _ask(self.slurm.require_node), Failed):
             if clock().steady - at.steady >= KNOWN_WITHIN_S:
@@ -355,11 +355,16 @@ class Broker:
                 break
             time.sleep(1.0)
         before = None if isinstance(node, Failed) else node
+        unkilled = Unkilled(job, at.wall, at.wall, processes, before)
         if before is not None and (cause := find_cause(before)) and cause.kill:
-            # Another step of the same failure: only the first one could record the node's earlier state.
-            before = earlier.before if earlier else None
-            processes = tuple({*(earlier.processes if earlier else ()), *processes})
-        watch = replace(self.memory.slurm, unkilled=Unkilled(job, at.wall, processes, before))
+            # Another announcement of the same failure: only the first one could record the node's earlier state.
+            first = self.memory.slurm.unkilled
+            if first is not None and is_recorded(before, self.memory.slurm):
+                both = tuple({*first.processes, *processes})
+                unkilled = replace(unkilled, first_at=first.first_at, processes=both, before=first.before)
+            else:
+                unkilled = replace(unkilled, before=None)
+        watch = replace(self.memory.slurm, unkilled=unkilled)
         self.memory = expect_drain(replace(self.memory, slurm=watch), clock())
         log(f"Slurm cannot kill job {job}: {counted(len(processes), 'process is', 'processes are')} left")
         return {"processes": len(processes)}

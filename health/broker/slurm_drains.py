@@ -53,10 +53,15 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Unkilled:
-    """A step that Slurm could not kill."""
+    """A step that Slurm could not kill, or several of one drain.
+
+    slurmstepd may announce a step twice: in Slurm 24.11 an end that meets a SIGKILL starts its monitor twice, and the
+    second one, which finds no process any more, announces the step after the first one has drained the node.
+    """
 
     job: int
-    at: float
+    first_at: float
+    last_at: float
     processes: tuple[tuple[int, str], ...]  # pid and start
     before: BrokerNode | None  # the node just before Slurm drained it; None: slurmctld did not answer
 
@@ -98,7 +103,7 @@ def judge(
     way_out = WAY_OUT.format(name)
     words = node.reason.partition(STILL)[0]
     if cause.kill:
-        if not _is_recorded(node, watch):
+        if not is_recorded(node, watch):
             return Act(
                 "nothing", f"{node.reason}: the broker did not record the node's state before this drain; {way_out}"
             )
@@ -122,7 +127,7 @@ def plain(text: str) -> str:
     return re.sub(r"[^ -~]|[\"'`|\\]", " ", text)[:REASON_LIMIT].strip()
 
 
-def _is_recorded(node: BrokerNode, watch: SlurmDrainWatch) -> bool:
+def is_recorded(node: BrokerNode, watch: SlurmDrainWatch) -> bool:
     """Tell if this very drain is the one that slurmstepd announced: a person may use the same words."""
     unkilled = watch.unkilled
     if unkilled is None or unkilled.before is None:
@@ -130,7 +135,7 @@ def _is_recorded(node: BrokerNode, watch: SlurmDrainWatch) -> bool:
     if watch.posted and node.reason == watch.posted:
         return True
     # Slurm reports whole seconds.
-    return node.since is not None and -2.0 <= node.since - unkilled.at <= EXPECTED_S
+    return node.since is not None and unkilled.first_at - 2.0 <= node.since <= unkilled.last_at + EXPECTED_S
 
 
 SOCKETS = Path("/proc/net/unix")

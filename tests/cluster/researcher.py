@@ -148,11 +148,16 @@ class World:
         return dict(line.split() for line in lines if line)
 
     def wait_idle(self) -> None:
+        """Wait also for a node that Slurm 24.11 drains after a job that outlived SIGTERM, until the broker lifts that.
+
+        A SIGKILL that meets the end of the extern step makes slurmstepd wait for UnkillableStepTimeout, 180 s.
+        """
+
         def idle() -> bool:
             states = self.node_states()
             return len(states) == 2 and set(states.values()) == {"idle"}
 
-        until(idle, "both nodes are idle", seen=self.node_states)
+        until(idle, "both nodes are idle", within=400, seen=self.node_states)
 
     def last_words(self) -> dict[str, str]:
         """Return the end of the log of each pod."""

@@ -34,7 +34,7 @@ from tests.waiting import until
 KILL = "Kill task failed"
 WALL = 1000.0
 IDLE = BrokerNode(False, "")
-BEFORE = Unkilled(46, WALL, ((123, "9"),), IDLE)
+BEFORE = Unkilled(46, WALL, WALL, ((123, "9"),), IDLE)
 HANGS = Remains(("pid 123 (train) state D in nfs4_wait",))
 STILL = f"{KILL} - still: pid 123 (train) state D in nfs4_wait"
 CLEAN = Watch(BEFORE, clean_since=10.0)
@@ -182,11 +182,21 @@ def test_the_broker_records_a_step_that_cannot_be_killed_before_slurm_drains(
     assert desk.calls() == ["node"]
     unkilled = desk.broker.memory.slurm.unkilled
     assert unkilled is not None and unkilled.job == 46 and unkilled.before == IDLE
-    # The second step of the job is reported after Slurm has drained the node for the first.
-    desk.slurm.state = drain(KILL, since=time.time())
+    # A second step, or the first once more, is announced after Slurm has drained the node: here 100 s after it.
+    desk.slurm.state = drain(KILL, since=unkilled.first_at)
+    monkeypatch.setattr(broker, "clock", lambda: Now(unkilled.first_at + 100, time.monotonic()))
     desk.broker.answer({"ask": "unkillable", "job": 46})
     second = desk.broker.memory.slurm.unkilled
-    assert second is not None and second == replace(unkilled, at=second.at)
+    assert second is not None and second == replace(unkilled, last_at=unkilled.first_at + 100)
+    cause = find_cause(desk.slurm.state)
+    assert cause is not None
+    act = judge(cause, desk.slurm.state, Remains(), replace(desk.broker.memory.slurm, clean_since=1.0), 99.0)
+    assert act.kind == "clear"
+    # A person's drain with the same words, hours later, is no announced one.
+    desk.slurm.state = drain(KILL, since=unkilled.first_at + 9000)
+    desk.broker.answer({"ask": "unkillable", "job": 46})
+    later = desk.broker.memory.slurm.unkilled
+    assert later is not None and later.before is None
     desk.slurm.down = True
     monkeypatch.setattr(broker, "KNOWN_WITHIN_S", 0.0)
     desk.broker.answer({"ask": "unkillable", "job": 47})
