@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Only a test that fails ever waits this long, and these machines are shared.
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 def until(look: Callable[[], T], what: str, *, within: float = PATIENCE, seen: Callable[[], object] | None = None) -> T:
