@@ -230,16 +230,27 @@ def up(
 
     cluster = LocalCluster(client, options, log=log, checkout=checkout)
     if rehearse:
-        if stored_options is None:
-            raise ClusterError("rehearse the change", f"the cluster {name} is not up", hint="make up")
-        with cluster.changing("rehearse the change"):
-            code, text = cluster.rehearse(wish)
-        click.echo(text, nl=False)
-        sys.exit(code)
+        sys.exit(rehearse_change(cluster, wish, is_up=stored_options is not None))
     with cluster.changing("bring the cluster up", make=True):
         cluster.up(timeout=timeout, port=port or 0, wish=wish, agree=lambda plan: agree(plan, name, yes=yes))
     for stage, seconds in cluster.stages.spent.items():
         log(f"stage {stage}: {seconds:.1f} s")
+    print_logins(cluster)
+
+
+def rehearse_change(cluster: LocalCluster, wish: Wish, *, is_up: bool) -> int:
+    """Print what the change would lose, and return the exit code."""
+    if not is_up:
+        raise ClusterError("rehearse the change", f"the cluster {cluster.options.name} is not up", hint="make up")
+    with cluster.changing("rehearse the change"):
+        code, text = cluster.rehearse(wish)
+    click.echo(text, nl=False)
+    return code
+
+
+def print_logins(cluster: LocalCluster) -> None:
+    """Print what this machine did not grant to the pods, and how a person logs in."""
+    name = cluster.options.name
     for line in cluster.not_granted():
         click.echo(f"not granted: {line}")
     click.echo("\nlog in:  make ssh" + (f" ARGS='--name {name}'" if name != "local" else ""))
