@@ -29,7 +29,7 @@ def main() -> int:
     if job is None:
         print("SLURM_JOB_ID is not set; slurmstepd runs this as UnkillableStepProgram")
         return 1
-    return 0 if ask_broker({"ask": "unkillable", "job": job}, UNKILLABLE_WAIT_S) is not None else 1
+    return 0 if ask_broker({"ask": "unkillable", "job": job, "pid": os.getpid()}, UNKILLABLE_WAIT_S) is not None else 1
 
 
 if __name__ == "__main__":

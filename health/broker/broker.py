@@ -328,8 +328,10 @@ class Broker:
                 self.memory = replace(self.memory, jobs_look=next_look)
             return {}
         if ask == "unkillable":
-            job = request.get("job")
-            return self._save_unkillable(job) if isinstance(job, int) else {"error": "wanted the number of a job"}
+            job, asker = request.get("job"), request.get("pid")
+            if not isinstance(job, int):
+                return {"error": "wanted the number of a job"}
+            return self._save_unkillable(job, asker if isinstance(asker, int) else 0)
         if ask == "deep":
             return {"deep": self._wants_deep_checks()}
         checks = request.get("checks", [])
@@ -345,9 +347,14 @@ class Broker:
         # A job is kept off only for problems that drained the node, so the guard's exceptions stop no job.
         return {"decisions": decisions, "drained": self._stops_job(named), "said": self.memory.status_text}
 
-    def _save_unkillable(self, job: int) -> Mapping[str, object]:
-        """Record the node's state and the processes that do not end, before slurmstepd drains the node."""
-        at, processes = clock(), remains_of_job(job)
+    def _save_unkillable(self, job: int, asker: int) -> Mapping[str, object]:
+        """Record the node's state and the processes that do not end, before slurmstepd drains the node.
+
+        `asker` is the process that slurmstepd started for this question, in the job's cgroup.
+        """
+        at = clock()
+        left = (process for process in remains_of_job(job) if process[0] != asker)
+        processes = tuple((pid, start) for pid, start in left if _describe_living(PROC / str(pid), start))
         # slurmstepd waits for this answer. Without the node's state its drain would stay for a person.
         while isinstance(node := _ask(self.slurm.require_node), Failed):
             if clock().steady - at.steady >= KNOWN_WITHIN_S:

@@ -76,6 +76,11 @@ class SlurmDrainWatch:
     lifts: tuple[float, ...] = ()
 
 
+def counts_as_relapse(watch: SlurmDrainWatch) -> bool:
+    """Tell if a lift of the current drain counts against the node: not if no process was left at any announcement."""
+    return watch.unkilled is None or bool(watch.unkilled.processes)
+
+
 @dataclass(frozen=True, slots=True)
 class Remains:
     """Reasons why the node is not clean: processes that do not end, and a full spool directory."""

@@ -434,7 +434,9 @@ def _act_on_slurm_drain(
     after = _record_change(after, inputs.policy, now)
     if act.kind == "update":
         return replace(after, slurm=replace(watch, posted=act.text)), ()
-    lifts = (*(at for at in watch.lifts if now.steady - at < slurm_drains.WITHIN_S), now.steady)
+    lifts = tuple(at for at in watch.lifts if now.steady - at < slurm_drains.WITHIN_S)
+    if not cause.kill or slurm_drains.counts_as_relapse(watch):
+        lifts = (*lifts, now.steady)
     return replace(after, slurm=slurm_drains.SlurmDrainWatch(lifts=lifts), slurm_drain="", drained=False, due=0.0), ()
 
 

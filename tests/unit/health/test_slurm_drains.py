@@ -156,6 +156,20 @@ def test_a_drain_that_is_expected_is_looked_for_until_it_is_there_and_then_until
     assert not memory.due, "a node that is back costs slurmctld nothing"
 
 
+@pytest.mark.parametrize(
+    ("words", "processes", "is_counted"),
+    [(KILL, ((123, "9"),), True), (KILL, (), False), ("SlurmdSpoolDir is full", (), True)],
+)
+def test_a_drain_for_a_step_without_processes_does_not_count_as_a_relapse(
+    words: str, processes: tuple[tuple[int, str], ...], is_counted: bool
+) -> None:
+    """Slurm 24.11 announces a step whose end met a SIGKILL: often, where jobs outlive SIGTERM."""
+    watch = Watch(replace(BEFORE, processes=processes), clean_since=1.0, lifts=(9.0,))
+    memory = Memory(acted_on=frozenset(), slurm=watch, due=1.0)
+    memory, _ = lives(memory, at(99), node=drain(words), remains=Remains(), changed=Act("clear", ""))
+    assert memory.slurm.lifts == ((9.0, 149.0) if is_counted else (9.0,))
+
+
 def test_a_drain_that_never_comes_is_not_looked_for_for_ever() -> None:
     memory = expect_drain(Memory(acted_on=frozenset()), at(0))
     memory, _ = lives(memory, at(119), node=IDLE)
@@ -307,3 +321,21 @@ def test_a_jobs_processes_are_those_below_its_steps_and_in_its_cgroups(tmp_path:
     plant(tmp_path, 30, "slurmstepd", 1, title="slurmstepd: [46.0]", uid=os.getuid() + 1000)
     plant(tmp_path, 31, "sleep", 30)
     assert (31, "731") not in broker.remains_of_job(46, tmp_path)
+
+
+def test_neither_the_program_that_announces_a_step_nor_a_zombie_is_a_process_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    with subprocess.Popen(["sleep", "600"]) as left, subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        starts = {
+            pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+            for pid in (left.pid, zombie.pid, os.getpid())
+        }
+        monkeypatch.setattr(broker, "remains_of_job", lambda job: tuple(starts.items()))
+        answer = desk.broker.answer({"ask": "unkillable", "job": 46, "pid": os.getpid()})
+        left.kill()
+    assert answer == {"processes": 1}
+    unkilled = desk.broker.memory.slurm.unkilled
+    assert unkilled is not None and unkilled.processes == ((left.pid, starts[left.pid]),)
