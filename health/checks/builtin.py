@@ -16,6 +16,7 @@ import os
 import re
 import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -409,7 +410,10 @@ def nccl_log() -> Capture:
     except OSError as error:
         return Capture("", Failure.FAILED, f"{path}: {error.strerror}")
     with os.fdopen(fd, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):  # its user has replaced it since
+            return Capture("", Failure.FAILED, f"{path}: not a regular file")
+        file.seek(max(0, found.st_size - 65536))
         return Capture(f"==> {path} <==\n{file.read(65536).decode(errors='replace')}")
 
 

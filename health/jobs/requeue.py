@@ -37,6 +37,7 @@ STATES = ("FAILED", "NODE_FAIL")
 RECENT_S = 900.0  # age of a verdict; slurmctld forgets ended jobs after five minutes
 JUST_S = 120.0  # of a verdict after the job's end: a check of the node follows each failed job
 KEEP_S = 30 * 86400.0
+MOST_RECORDS = 10_000  # a turn reads and writes them all
 MOST_JOBS = 200  # victims in one turn: a machine with many small jobs
 MOST_LOOKED = 1000  # ended jobs in one turn: each costs squeue and this program 20 KiB
 LONGEST_LIST = 4096  # of nodes that a job's user names
@@ -119,7 +120,7 @@ class Requeuer:
     def turn(self) -> None:
         nodes = parse.parse_nodes(self.run((SCONTROL, "--json", "show", "nodes")))
         recent = [node for node in nodes if machines.has_verdict(node) and self.now - node.since <= RECENT_S]
-        unfinished = [each for each in self.records.values() if each.step in (Step.RECORDED, Step.RELEASED)]
+        unfinished = [each for each in self.records.values() if is_unfinished(each)]
         if unfinished:
             ids = ",".join(each.job for each in unfinished)
             jobs = {job.shown: job for job in self._queue("--states=all", f"--jobs={ids}")}
@@ -243,8 +244,13 @@ class Requeuer:
 
     def _save(self, record: Requeue) -> None:
         self.records[record.job] = record
-        recent = {name: asdict(each) for name, each in self.records.items() if self.now - each.at <= KEEP_S}
-        write_json(self.file, recent, 0o600)
+        recent = [each for each in self.records.values() if self.now - each.at <= KEEP_S]
+        recent.sort(key=lambda each: (is_unfinished(each), each.at))
+        write_json(self.file, {each.job: asdict(each) for each in recent[-MOST_RECORDS:]}, 0o600)
+
+
+def is_unfinished(record: Requeue) -> bool:
+    return record.step in (Step.RECORDED, Step.RELEASED)
 
 
 def change(job: Job, excluded: str, text: str) -> tuple[str, ...]:

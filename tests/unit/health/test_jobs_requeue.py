@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ground.files import write_json
-from health.jobs import parse
+from health.jobs import parse, requeue
 from health.jobs.explain import explain
 from health.jobs.model import World
 from health.jobs.requeue import MOST_JOBS, MOST_LOOKED, Requeuer, find_guilty_nodes, load, recall_reason
@@ -283,6 +283,21 @@ def test_one_users_many_failed_jobs_keep_no_other_user_s_job_from_its_second_run
     assert "1000" in records and len(records) == MOST_JOBS and slurm.shown == MOST_LOOKED
     turn(slurm, tmp_path, acts=False)
     assert len(load(tmp_path / "jobs.json")) == 2 * MOST_JOBS, "the next turn takes the next ones"
+
+
+def test_many_victims_fill_no_disk_and_no_started_requeue_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requeue, "MOST_RECORDS", 3)
+    slurm = Slurm(dead(1))
+    slurm.killed_after = 1
+    with pytest.raises(Killed):
+        turn(slurm, tmp_path)
+    for number in range(2, 7):
+        victim = Slurm(slurm.jobs["1"], dead(number))
+        Requeuer(victim, False, 2, NOW + number, tmp_path / "jobs.json", lambda line: None).turn()
+    records = load(tmp_path / "jobs.json")
+    assert set(records) == {"1", "5", "6"} and requeue.is_unfinished(records["1"])
 
 
 def test_a_damaged_record_is_left_out(tmp_path: Path) -> None:

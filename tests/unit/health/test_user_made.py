@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from health.api import Capture, Check, CheckModule, Class, Inputs, Limits, Result, UserMade, problem
+from health.api import Capture, Check, CheckModule, Class, Failure, Inputs, Limits, Result, UserMade, problem
 from health.checks import builtin
 from health.checks.cases import Case, examine, judge_case, read_case
 from health.checks.judge import Setting, judge
@@ -184,3 +184,12 @@ def test_a_job_with_more_logs_than_anybody_reads_does_not_keep_the_round(
         tracemalloc.stop()
     assert text == f"==> {tmp_path}/2/nccl.host.1.log <==\nthe word of an honest job"
     assert most < 2**21
+
+
+def test_a_log_that_its_user_replaces_by_a_pipe_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "nccl.log")
+    (tmp_path / "12").mkdir()
+    monkeypatch.setattr(builtin, "NCCL_LOGS", tmp_path)
+    monkeypatch.setattr(builtin, "_newest_log", lambda directory: [(1.0, str(tmp_path / "nccl.log"))])
+    got = builtin.nccl_log()
+    assert got.failure is Failure.FAILED and "not a regular file" in got.why
