@@ -6,6 +6,7 @@ reader sees a whole verdict, the new one or the one before.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -200,6 +201,17 @@ def write_verdict(directory: Path, verdict: Verdict) -> Path:
     path = directory / f"{verdict.check}.json"
     write_json(path, verdict.to_json())
     return path
+
+
+OLD_S = 600.0
+
+
+def remove_cut_verdicts(directory: Path, now: float) -> None:
+    """Remove the temporaries of writers that were killed. A check has several writers, so young ones stay."""
+    for temporary in directory.glob(".*.json.*"):
+        with contextlib.suppress(OSError):
+            if now - temporary.stat().st_mtime > OLD_S:
+                temporary.unlink()
 
 
 # A script's verdict is about one version of the script, which a digest identifies.

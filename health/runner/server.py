@@ -37,6 +37,7 @@ from health.runner import failed, gate, plan, record, worker
 from health.runner.warm import FileCache, ImageScripts, Warm, read_policy
 from health.runner.worker import Request, parse
 from health.script import UNFIT, environment
+from health.verdict import remove_cut_verdicts
 
 # Delay after the first job's end, so that one check serves the jobs that end with it; and between two checks.
 CHECK_DELAY_S = 1.0
@@ -92,6 +93,7 @@ class CheckAfterJobs:
         """Run the epilog's checks, in a fork. A failed check drains the node through the broker, as in an epilog."""
         with lease.hold() as held:
             black_box.prune(read_policy(held.path, self._places, None).box_days, time.time())
+            remove_cut_verdicts(self._places.verdicts, time.time())
             if not (held.path / "health.d").is_dir():
                 return
             began = time.monotonic()
