@@ -168,14 +168,14 @@ def explain_job(asker: Asker, job: Job) -> Page:
     from health.jobs import boxes
 
     asker.fetched = asker.fetch(job, world.nodes or ())
-    facts, unknown = boxes.explain(asker.fetched, job)
+    was_requeued = bool(job.restarts or world.history)
+    fetched = [boxes.keep_last_run(box, job, was_requeued=was_requeued) for box in asker.fetched]
+    facts, unknown = boxes.explain(fetched, job)
     if not job.has_ended or job.state == "COMPLETED":
         unknown = []  # only of a job that failed do people miss what a node recorded
-    answer = add_node_reports(
-        boxes.add_failures(shown.answer, asker.fetched, job), asker.fetched, job, world, asker.now
-    )
+    answer = add_node_reports(boxes.add_failures(shown.answer, fetched, job), fetched, job, world, asker.now)
     if error is not None and error.is_about_a_network:
-        answer = boxes.add_links(answer, asker.fetched)
+        answer = boxes.add_links(answer, fetched)
     answer = replace(answer, evidence=(*answer.evidence, *facts), unknown=(*answer.unknown, *unknown))
     return replace(shown, answer=answer)
 

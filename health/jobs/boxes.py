@@ -9,12 +9,14 @@ nodes are compared by their clocks, as far as these are known.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ from health.jobs.model import (
     Job,
     JobCause,
     JobNode,
+    JobStep,
     Page,
     Sure,
     duration,
@@ -90,6 +93,34 @@ class Box:
 
 
 STAMPED = frozenset({"begin", "end", "now"})
+OF_EARLIER_RUN = "it has no black box of the job's last run"
+
+
+def keep_last_run(box: Box, job: Job, *, was_requeued: bool) -> Box:
+    """Leave out what the node noted in an earlier run or after the job.
+
+    A killed prolog leaves the box of the run before, and a killed epilog an open one, which the broker goes on with.
+    """
+    run = box.last_run
+    ahead, doubt = box.clock or (0.0, UNKNOWN_CLOCK_S)
+    doubt += UNKNOWN_CLOCK_S  # the job's times are slurmctld's
+    began = run[0].get("at") if run else None
+    # A boot between two runs looks like a clock that was set: then rather no box than the wrong one.
+    if was_requeued and isinstance(began, float | int) and began - ahead + doubt < job.started:
+        return replace(
+            box, entries=tuple(e for e in box.entries[:1] if e.get("kind") == "now"), obstacle=OF_EARLIER_RUN
+        )
+    if not job.has_ended or not job.ended:
+        return box
+    entries: list[Entry] = []
+    for entry in box.entries:
+        at = entry.get("at")
+        after = at - ahead - doubt - box.set_since - job.ended if isinstance(at, float | int) else 0.0
+        if entry.get("kind") == "seen" and after > black_box.AFTER_S:
+            continue
+        is_late = entry.get("kind") == "end" and after > black_box.AFTER_S
+        entries.append({**entry, "late": after + doubt} if is_late else entry)
+    return replace(box, entries=tuple(entries))
 
 
 def _choose_delay(entries: Iterable[Entry]) -> float:
@@ -172,6 +203,9 @@ def _exchange(job: int, node: str, address: str, by: str) -> tuple[str, bytes]:
         return question, read_line(connection, deadline - time.monotonic(), black_box.LARGEST_SENT)
 
 
+WHILE = "while it ran"
+
+
 def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
     """Return what moved on the nodes during the job's last run, and what is not known."""
     facts: list[Fact] = []
@@ -192,8 +226,11 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
             if entry.get("kind") == "seen" and _is_about(text := str(entry.get("text", "")), own)
         ]
         ends = [entry for entry in last if entry.get("kind") == "end"]
-        for entry in ends[:1]:
-            texts = [*_list_grown(entry.get("grown")), *_list_full(entry.get("full")), *texts]
+        moved_texts = [
+            text for entry in ends[:1] for text in (*_list_grown(entry.get("grown")), *_list_full(entry.get("full")))
+        ]
+        late = ends[0].get("late") if ends else None
+        while_ = f"from its start to its epilog, {duration(late)} after its end" if isinstance(late, float) else WHILE
         odd = [safe(str(entry.get("step")), 20) for entry in last if entry.get("kind") == "step" and entry.get("odd")]
         if odd:
             unknown.append(f"which tasks of step {list_briefly(odd)} failed on {node}: slurmd's log there is not whole")
@@ -204,7 +241,8 @@ def explain(boxes: Iterable[Box], job: Job) -> tuple[list[Fact], list[str]]:
             )
         if last and not ends and job.has_ended:
             unknown.append(f"what {node} counted while it ran: its epilog has not written that")
-        facts += [Fact(f"on {node} while it ran: {text}", f"black box of {node}") for text in texts[:MOST_FACTS]]
+        shown = [*((while_, text) for text in moved_texts), *((WHILE, text) for text in texts)]
+        facts += [Fact(f"on {node} {when}: {text}", f"black box of {node}") for when, text in shown[:MOST_FACTS]]
     unknown += [f"what {list_briefly(nodes)} recorded while it ran: {obstacle}" for obstacle, nodes in silent.items()]
     return facts, unknown
 
@@ -272,18 +310,53 @@ def write_capsule(path: Path, page: Page, boxes: Iterable[Box], now: float) -> N
             member.size, member.mtime, member.mode = len(data), int(now), 0o600
             packed.addfile(member, io.BytesIO(data))
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _write_new(path, archive.getvalue())
     except FileExistsError:
         raise InitError(f"write {path}", "it exists; name another file, or remove it") from None
     except OSError as error:
         raise InitError(f"write {path}", f"{error.strerror}; name a file in a directory of yours") from error
+
+
+NO_NAMELESS_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Give the name to a file that is whole: a kill leaves no part of it. Raise FileExistsError where it exists.
+
+    A file system without nameless files, such as NFS, gets a hidden one first. A killed call leaves it, and the next
+    call for the same name removes it.
+    """
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    hidden = ""
     try:
+        start = f".minivm-capsule.{zlib.crc32(os.fsencode(path.name)):08x}."
+        for name in os.listdir(folder):  # noqa: PTH208 (a descriptor)
+            if name.startswith(start):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+        try:
+            fd = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in NO_NAMELESS_FILES:
+                raise
+            hidden = f"{start}{os.getpid()}"
+            fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with os.fdopen(fd, "wb") as file:
-            file.write(archive.getvalue())
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise InitError(f"write {path}", f"{error.strerror}; name a file elsewhere") from error
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+            # With a directory's descriptor, which the absolute path does not use, Python follows the link in /proc.
+            try:
+                os.link(hidden or f"/proc/self/fd/{fd}", path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError as error:
+                if not hidden or isinstance(error, FileExistsError):
+                    raise
+                os.rename(hidden, path.name, src_dir_fd=folder, dst_dir_fd=folder)  # no hard links there either
+    finally:
+        if hidden:
+            with suppress(OSError):
+                os.unlink(hidden, dir_fd=folder)
+        os.close(folder)
 
 
 def mask_secrets(value: object) -> object:
@@ -377,12 +450,17 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
     recorded = {step.id.rpartition(".")[2] for step in job.steps} - {""}
     for box in boxes:
         run = box.last_run
-        is_whole &= not box.obstacle and any(entry.get("kind") == "end" for entry in run)
         # Lines before the start are another run's, and a clock that was set back puts this run's there.
         is_whole &= not box.set_meanwhile
-        for entry in run:
-            if entry.get("kind") != "step" or not isinstance(number := entry.get("step"), int):
-                continue
+        is_closed = any(entry.get("kind") == "end" for entry in run)
+        is_whole &= not box.obstacle and is_closed
+        # A cut epilog may lack the steps that count; one that runs again notes a step twice.
+        steps = {
+            number: entry
+            for entry in run
+            if is_closed and entry.get("kind") == "step" and isinstance(number := entry.get("step"), int)
+        }
+        for number, entry in steps.items():
             if recorded and str(number) not in recorded:
                 continue
             if entry.get("odd"):
@@ -394,12 +472,19 @@ def find_failed_step(boxes: Iterable[Box], job: Job) -> FailedStep | None:
     if not numbers:
         return None
     last = max(numbers)
+    if not is_whole and any(_failed_after(step, last) for step in job.steps):
+        return None  # the nodes with its failures have not told
     ordered = sorted(failures[last], key=lambda each: each.at)
     own = next((each for each in ordered if each.signal != TERM), ordered[0])
     if not ordered[0].is_clearly_earlier(own):
         ordered.remove(own)
         ordered.insert(0, own)
     return FailedStep(f"{job.shown}.{last}", tuple(ordered), tasks[last], is_whole and last not in gaps)
+
+
+def _failed_after(step: JobStep, number: int) -> bool:
+    name = step.id.rpartition(".")[2]
+    return name.isdecimal() and int(name) > number and bool(step.exit_code or step.signal)
 
 
 def _find_failures(box: Box, entry: Entry) -> Iterable[Failure]:
@@ -416,7 +501,7 @@ def _find_failures(box: Box, entry: Entry) -> Iterable[Failure]:
 def list_failure_facts(step: FailedStep) -> Sequence[Fact]:
     first = step.first
     source = f"black box of {safe(first.node, 80)}"
-    ended = "ended" if step.rivals else "ended first"  # the clocks cannot tell
+    ended = "ended" if step.rivals else "ended first" if step.is_whole else "ended first of the nodes that told"
     shown = [Fact(f"step {step.name}: {first.named} {ended}, {moment(first.at)}: {first.end}", source)]
     rest = step.failures[1:]
     if rest:
@@ -447,7 +532,7 @@ def add_links(answer: Answer, boxes: Iterable[Box]) -> Answer:
         box.node
         for box in boxes
         for entry in box.last_run
-        if entry.get("kind") == "end" and isinstance(grown := entry.get("grown"), dict)
+        if entry.get("kind") == "end" and "late" not in entry and isinstance(grown := entry.get("grown"), dict)
         and any(str(key).rpartition("/")[2] in LINKS and isinstance(n, int) and n > 0 for key, n in grown.items())
     ]  # fmt: skip
     if not lost or answer.cause not in (JobCause.CODE, JobCause.UNKNOWN):

@@ -331,3 +331,34 @@ def test_a_credential_counts_only_as_slurm_verified_it(tmp_path: Path, monkeypat
         for token in refused:
             with pytest.raises(OSError, match="the credential is not good"):
                 credentials.unseal(token, "slurm")
+
+
+@pytest.mark.parametrize("was_requeued", [True, False])
+def test_the_box_of_the_run_before_is_not_this_run_s(was_requeued: bool) -> None:
+    """Its prolog was killed. Without a requeue an early start is the clock's, or of nodes that powered up."""
+    lost = {"kind": "end", "at": 200.0, "boot": 200.0, "grown": {"net/eth0/link_losses": 2}}
+    before = box({"kind": "now", "at": 1e4, "boot": 1e4}, {"kind": "begin", "at": 100.0, "boot": 100.0}, lost)
+    kept = boxes.keep_last_run(before, ended(started=1000.0, ended=2000.0), was_requeued=was_requeued)
+    facts, unknown = boxes.explain([kept], ended())
+    assert bool(facts) != was_requeued
+    assert unknown == ([f"what w0 recorded while it ran: {boxes.OF_EARLIER_RUN}"] if was_requeued else [])
+
+
+def test_what_a_node_noted_after_the_job_is_not_its_own() -> None:
+    """Its epilog was killed, and the broker went on with the open box; the epilog that runs again comes late."""
+    job = ended(started=100.0, ended=200.0)
+    seen = [{"kind": "seen", "at": at, "text": f"xid: XID {at:.0f}"} for at in (150.0, 5000.0)]
+    end = {"kind": "end", "at": 8000.0, "boot": 8000.0, "grown": {"net/eth0/link_losses": 2}}
+    kept = boxes.keep_last_run(
+        replace(box({"kind": "begin", "at": 100.0, "boot": 100.0}, *seen, end), clock=(0.0, 0.0)),
+        job,
+        was_requeued=False,
+    )
+    facts, unknown = boxes.explain([kept], job)
+    first, second = (fact.text for fact in facts)
+    assert first == (
+        "on w0 from its start to its epilog, 2 h 10 min after its end: network interface eth0 lost its link 2 times"
+    )
+    assert "XID 150" in second and not unknown
+    blank = Answer("It failed.", JobCause.UNKNOWN)
+    assert boxes.add_links(blank, [kept]) == blank, "the link may have been lost later"

@@ -214,3 +214,24 @@ def test_only_the_last_failed_step_counts_and_only_where_it_is_the_cause() -> No
 def test_a_hostile_box_names_no_task(odd: dict[str, object]) -> None:
     entry: dict[str, object] = {"kind": "step", "step": 0, "tasks": "x", **odd}
     assert page(Box("w\x1b0", ({"kind": "begin"}, entry, {"kind": "step", "step": [1]}))).headline == HEAD
+
+
+def test_a_cut_epilog_names_no_first_failure_and_one_that_runs_again_names_it_once() -> None:
+    whole = box("w0", [1, 7, 0, 100.0], [0, 0, 15, 102.0])
+    begin, step, end = whole.entries
+    cut = Box("w0", (begin, step), clock=whole.clock)
+    assert page(cut).headline == HEAD and find_failed_step([cut], ended()) is None
+    assert "its epilog has not written that" in explain([cut], ended())[1][0]
+    again = Box("w0", (begin, step, step, end), clock=whole.clock)
+    assert page(again) == page(whole)
+
+
+def test_the_node_that_never_told_may_have_failed_first() -> None:
+    told = box("w0", [0, 0, 15, 102.0], [1, 0, 15, 102.1])
+    silent = Box("w1", obstacle="it gave no answer")
+    answer = page(told, silent)
+    assert answer.headline.startswith("First of the nodes that told failed task 0 on w0")
+    assert "ended first of the nodes that told" in answer.evidence[0].text
+    later = ended(steps=(JobStep("12.0", "FAILED", 1, 0), JobStep("12.1", "FAILED", 7, 0)))
+    assert page(told, silent, job=later).headline == HEAD, "the step that counts is another one"
+    assert page(told, box("w1"), job=later).headline.startswith("First failed task 0 on w0")
