@@ -126,13 +126,13 @@ class Minivm(Controllers):
     def __init__(self, cluster: LocalCluster) -> None:
         super().__init__(cluster.kubelet.api)
         self.cluster = cluster
-        self.client = cluster.kubelet.running()["slurm-login-0"].container
+        self.client = cluster.kubelet.list_pods()["slurm-login-0"].container
 
     def pod_of(self, container: str) -> str:
-        return next(name for name, pod in self.cluster.kubelet.running().items() if pod.container == container)
+        return next(name for name, pod in self.cluster.kubelet.list_pods().items() if pod.container == container)
 
     def active(self) -> str:
-        pods = [pod for pod in self.cluster.kubelet.running().values() if pod.role == "controller"]
+        pods = [pod for pod in self.cluster.kubelet.list_pods().values() if pod.role == "controller"]
         turns = {pod.container: report.read_turn(pod).partition(",")[0].partition(":")[0] for pod in pods}
         return next((name for name, turn in turns.items() if sorted(turns.values()) == ["active", "standby"]
                      and turn == "active"), "")  # fmt: skip

@@ -176,7 +176,7 @@ def computing(cluster: LocalCluster, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def attack(cluster: LocalCluster, auth: str, seconds: float) -> Iterator[None]:
-    address = cluster.kubelet.running()[CONTROLLER].address
+    address = cluster.kubelet.list_pods()[CONTROLLER].address
     floods = [
         (f"{address}:6817", 4000, 20, ""),
         (f"{address}:6819", 1000, 5, ""),

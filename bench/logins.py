@@ -101,7 +101,7 @@ def clients(cluster: LocalCluster) -> Iterator[People]:
         docker("exec", name, "sh", "-c", "chown 0:0 /root/key && chmod 600 /root/key")
         command = ["docker", "exec", "--interactive", name, "python3", "-c", CLIENTS]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            yield People(client, cluster.kubelet.running()[POD].address)
+            yield People(client, cluster.kubelet.list_pods()[POD].address)
             assert client.stdin
             client.stdin.close()
     finally:

@@ -73,7 +73,7 @@ def main() -> int:
 
 def start_with_profile(cluster: LocalCluster, profile: str, *, scripts: bool) -> None:
     values = {"slurm": {"profile": profile, "scripts": {"enabled": scripts}}}
-    first = not cluster.kubelet.running()
+    first = not cluster.kubelet.list_pods()
     cluster.options = replace(cluster.options, overrides=values)
     cluster.up(port=free_port(22400) if first else 0)
     ssh(cluster, "srun -N2 true")

@@ -61,7 +61,7 @@ def pack(tree: Path, name: str) -> bytes:
 
 def commit(cluster: LocalCluster, tree: Path) -> str:
     """Commit the tree; return its hash, or the newest commit's if that has the same tree."""
-    running = cluster.kubelet.running()
+    running = cluster.kubelet.list_pods()
     if DEMO not in running:
         raise ClusterError("try the scripts", f"there is no pod {DEMO} whose repository they could become")
     name = f"scripts-{os.urandom(6).hex()}"
@@ -311,7 +311,7 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 
     With -A first: go on to a worker with the same key, where your job runs.
     """
-    line = LocalCluster.saved(None, name).ssh_command(user, *command)
+    line = LocalCluster.load(None, name).ssh_command(user, *command)
     if command[:1] == ("-A",):
         # An agent for this session with this key only: a person's own agent must not be forwarded to a demo.
         line = ["ssh-agent", line[0], "-o", "AddKeysToAgent=yes", *line[1:]]
@@ -323,7 +323,7 @@ def ssh(name: str, user: str, command: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
     """Show each pod: ready, or why not. Exit code 1 if one is not ready."""
-    cluster = LocalCluster.saved(connect(), name)
+    cluster = LocalCluster.load(connect(), name)
     rows = cluster.status()
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows]))
@@ -355,7 +355,7 @@ def down(name: str) -> None:
 @click.argument("pod")
 def delete(name: str, pod: str, force: bool) -> None:
     """Delete a pod like kubectl; a new one of the same name takes its place."""
-    with LocalCluster.saved(connect(), name, log=click.echo).changing(f"delete {pod}") as cluster:
+    with LocalCluster.load(connect(), name, log=click.echo).changing(f"delete {pod}") as cluster:
         cluster.delete(pod, force=force)
 
 
@@ -371,7 +371,7 @@ def delete(name: str, pod: str, force: bool) -> None:
 @click.argument("tree", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def scripts(name: str, timeout: float, tree: Path) -> None:
     """Try TREE, a directory of scripts: every pod takes it as its newest commit, or says why not."""
-    cluster = LocalCluster.saved(connect(), name)
+    cluster = LocalCluster.load(connect(), name)
     commit_hash = commit(cluster, tree)
     click.echo(f"{tree} is commit {commit_hash}")
     refused = False
@@ -385,7 +385,7 @@ def scripts(name: str, timeout: float, tree: Path) -> None:
 @name_option
 def hand_over(name: str) -> None:
     """Let the standby of two controllers act at once, and wait until its slurmctld answers; exit code 1 if not."""
-    cluster = LocalCluster.saved(connect(), name)
+    cluster = LocalCluster.load(connect(), name)
     code, text = cluster.run_slurm(["minivm", "hand-over"])
     click.echo(text, nl=False)
     sys.exit(code)
@@ -439,12 +439,12 @@ def config_accept(name: str, hash: str) -> None:
 
 
 def ask_controller(word: str, name: str, values_file: Path | None) -> None:
-    cluster = LocalCluster.saved(connect(), name)
+    cluster = LocalCluster.load(connect(), name)
     if values_file is not None:
         cluster.options = replace(
             cluster.options, overrides=read_overrides(values_file), values_file=str(values_file.resolve())
         )
-    running = cluster.kubelet.running()
+    running = cluster.kubelet.list_pods()
     controller = running.get(cluster.active_controller(running))
     if controller is None or not controller.running:
         raise ClusterError("ask the controller", "it does not run", hint="make status")
@@ -454,7 +454,7 @@ def ask_controller(word: str, name: str, values_file: Path | None) -> None:
 
 
 def run_config(name: str, *words: str) -> None:
-    code, text = LocalCluster.saved(connect(), name).run_slurm(["minivm", "config", *words])
+    code, text = LocalCluster.load(connect(), name).run_slurm(["minivm", "config", *words])
     click.echo(text, nl=False)
     sys.exit(code)
 

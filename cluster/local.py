@@ -71,7 +71,7 @@ class LocalCluster:
         self.records = records.RecordsCarrier(self.kubelet, self.state, self.accounting_pod, log)
 
     @classmethod
-    def saved(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
+    def load(cls, client: Any, name: str, *, root: Path = STATE, log: Log = lambda _: None) -> LocalCluster:
         """Load the cluster with its last options."""
         options = read_options(name, root)
         if options is None:
@@ -97,10 +97,10 @@ class LocalCluster:
 
     def manifests(self) -> Manifests:
         """Render the chart's objects; a pod names the image that the cluster is pinned to, by its id."""
-        images = self.pins(self.kubelet.running()).images
-        return self.rendered(images).starting_from({reference: image.id for reference, image in images.items()})
+        images = self.pins(self.kubelet.list_pods()).images
+        return self.render(images).starting_from({reference: image.id for reference, image in images.items()})
 
-    def rendered(self, images: Mapping[str, EngineImage]) -> Manifests:
+    def render(self, images: Mapping[str, EngineImage]) -> Manifests:
         """Render the chart's objects, for the Slurm of the controller's image among these."""
         reference = self.options.image("controller")
         image = images.get(reference)
@@ -170,7 +170,7 @@ class LocalCluster:
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         before = read_options(self.options.name, self.state.parent)
         records_from = values.find_origin_of_records(before, self.options) if before else ""
-        running = self.kubelet.running()
+        running = self.kubelet.list_pods()
         self.options = self.with_this_machine(port, running)
         changes_auth = self.changes_auth(running)
         with self.stages.stage("chart"):
@@ -179,7 +179,7 @@ class LocalCluster:
             planned = self.plan(desired, choice, running)
         if agree:
             agree(planned)
-            running = self.kubelet.running()
+            running = self.kubelet.list_pods()
         if records_from:
             self.records.move_out(records_from, values.read_accounting_mode(self.options))
         if changes_auth and self.changes_auth(running):
@@ -197,7 +197,7 @@ class LocalCluster:
         write_private(self.known_hosts, values.make_known_hosts(public_keys, self.options.port).encode())
         with self.stages.stage("pods"):
             self.revive(planned, desired, running)
-            self.reconcile(desired, self.kubelet.running(), timeout=timeout)
+            self.reconcile(desired, self.kubelet.list_pods(), timeout=timeout)
         with self.stages.stage("ready"):
             self.records.move_in(values.read_accounting_mode(self.options), timeout=timeout)
             self.wait_ready(desired, timeout=timeout)
@@ -205,7 +205,7 @@ class LocalCluster:
 
     def rehearse(self, wish: Wish = NO_WISH) -> tuple[int, str]:
         """Start Slurm of the chosen images on a copy of the state, and report losses. Changes nothing."""
-        running = self.kubelet.running()
+        running = self.kubelet.list_pods()
         controller = running.get(self.active_controller(running))
         if controller is None or not controller.running:
             raise ClusterError(slurm_conf.CANNOT_REHEARSE, "the controller does not run", hint="make status")
@@ -233,7 +233,7 @@ class LocalCluster:
         state = "" if wish.renews(reference) else pins.release(pinned.state)
         kept = self.release_fit([reference], state, pinning.find_image_of("controller", pinned.images))
         image = pinning.choose([reference], pinned.images, self.find_image, wish, kept).images[reference]
-        desired = self.rendered({reference: image})
+        desired = self.render({reference: image})
         fit = self.release_fit([pod.image for pod in desired.pods], image.release, image)
         choice = pinning.choose({pod.image for pod in desired.pods}, pinned.images, self.find_image, wish, fit)
         pinning.check_releases(desired.pods, choice.images, pinned)
@@ -301,7 +301,9 @@ class LocalCluster:
         described = self.describe(pod, desired)
         if current.spec != fingerprint(described):
             return PlanStep(
-                StepKind.REPLACE, pod.name, plan.reasons(self.kubelet.described(pod.name), described, self.slurm_in)
+                StepKind.REPLACE,
+                pod.name,
+                plan.reasons(self.kubelet.read_description(pod.name), described, self.slurm_in),
             )
         if not current.running:
             return PlanStep(StepKind.RESTART, pod.name, "it was stopped")
@@ -417,7 +419,7 @@ class LocalCluster:
         begun = logged = time.monotonic()
         waiting = {pod.name: pod for pod in in_start_order(desired.pods) if only in ("", pod.name)}
         while True:
-            running, reasons = self.kubelet.running(), {}
+            running, reasons = self.kubelet.list_pods(), {}
             for name, pod in list(waiting.items()):
                 answer = report.read_readiness(pod, running.get(name))
                 if answer.ready:
@@ -452,7 +454,7 @@ class LocalCluster:
         `force` simulates a failed machine: no preStop, no TERM.
         """
         known = known or self.manifests()
-        pod, running = known.pod(name), self.kubelet.running()
+        pod, running = known.pod(name), self.kubelet.list_pods()
         self.check_image(pod)
         if name in running:
             if not force:
@@ -485,7 +487,7 @@ class LocalCluster:
         self.log(f"{running.pod}: gone")
 
     def exec(self, pod: str, command: Iterable[str], *, user: str = "") -> tuple[int, str]:
-        running = self.kubelet.running()
+        running = self.kubelet.list_pods()
         if pod not in running:
             raise ClusterError(f"run a command in {pod}", "there is no such pod")
         return self.kubelet.exec(running[pod].container, command, user=user)
@@ -501,18 +503,18 @@ class LocalCluster:
 
     def accounting_pod(self, mode: str) -> RunningPod | None:
         """Return the pod that has slurmdbd in this mode."""
-        running = self.kubelet.running()
+        running = self.kubelet.list_pods()
         name = records.POD[mode]
         return running.get(self.active_controller(running) if name == CONTROLLER else name)
 
     def run_slurm(self, command: Iterable[str]) -> tuple[int, str]:
         """Run a command like `exec`, in the pod of the active controller."""
-        return self.exec(self.active_controller(self.kubelet.running()), command)
+        return self.exec(self.active_controller(self.kubelet.list_pods()), command)
 
     # Status
 
     def status(self) -> list[Row]:
-        desired, running = self.manifests(), self.kubelet.running()
+        desired, running = self.manifests(), self.kubelet.list_pods()
         with ThreadPoolExecutor(MOST_THREADS) as pool:
             slurm = pool.submit(self.slurm_states, running)
             readings = pool.map(lambda pod: (pod.name, report.read_status(pod, running.get(pod.name))), desired.pods)
@@ -554,7 +556,7 @@ class LocalCluster:
         Containers, volumes, the network, and the state on disk.
         """
         existed = self.state.exists() or self.options.name in names.list_in_engine(self.kubelet.api)
-        running = self.kubelet.running()
+        running = self.kubelet.list_pods()
         with ThreadPoolExecutor(MOST_THREADS) as pool:
             list(pool.map(lambda item: self.kubelet.remove(item.pod, item.container), running.values()))
         for volume in self.kubelet.volumes():

@@ -123,7 +123,8 @@ class Kubelet:
 
     # Inspection
 
-    def running(self) -> dict[str, RunningPod]:
+    def list_pods(self) -> dict[str, RunningPod]:
+        """Return the cluster's containers by pod, also those that have stopped."""
         by_pod = {}
         for item in self.api.containers(all=True, filters={"label": f"{LABEL}={self.cluster}"}):
             labels = item["Labels"]
@@ -156,7 +157,7 @@ class Kubelet:
     def description_file(self, pod: str) -> Path:
         return self.state / "pods" / pod / "description.json"
 
-    def described(self, pod: str) -> dict[str, Any]:
+    def read_description(self, pod: str) -> dict[str, Any]:
         """Return what the pod's container was created from; empty if an older version created it."""
         return dict(read_json(self.description_file(pod)))
 

@@ -34,7 +34,7 @@ COPIES = "/run/minivm/state.json"  # what the controller's service wrote about i
 WITHIN = 3.0  # a person is waiting
 
 
-def standing(snapshot: Snapshot) -> str:
+def describe_node(snapshot: Snapshot) -> str:
     """Return one line; "" if jobs come to the node or there is none."""
     if not any(view.name in DAEMONS and view.ready for view in snapshot.services):
         return ""
@@ -167,7 +167,7 @@ def why(context: click.Context, service: str | None, as_json: bool) -> None:
         snapshot, may_ask = without_rights(error), False
         reply = public_why(snapshot, service)
 
-    node = "" if service else standing(snapshot)
+    node = "" if service else describe_node(snapshot)
     if as_json:
         emit({"ready": reply["ready"], "reasons": reply["reasons"], "node": node})
     else:

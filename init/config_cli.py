@@ -100,7 +100,7 @@ def check(candidate: str | None) -> None:
 def accept(hash: str) -> None:
     """Apply the mounted slurm.conf with this HASH, even if it ends jobs. Exit 0 when slurmctld runs with it."""
     pod = Pod(os.environ)
-    files = SlurmFiles(pod).wanted()
+    files = SlurmFiles(pod).read_mounted()
     mounted = digest(files) if files else "none"
     if hash != mounted:
         raise SlurmConfigError(f"accept {hash}", f"the mounted files are {mounted}", hint="see `minivm config diff`")
@@ -114,7 +114,7 @@ def accept(hash: str) -> None:
 def _wait_for_result(until: float) -> SavedJudgement:
     """Wait for the result about the files that are mounted now."""
     while True:
-        files = SlurmFiles(Pod(os.environ)).wanted()
+        files = SlurmFiles(Pod(os.environ)).read_mounted()
         if files is None:
             raise SlurmConfigError("look at slurm.conf", "none is mounted: the controller generated a minimal one")
         result = load_judgement()
@@ -129,7 +129,7 @@ def _candidate(given: str | None) -> tuple[SlurmFiles, Mapping[str, bytes]]:
     """Return the installed files and those to compare with them."""
     files = SlurmFiles(Pod(os.environ))
     if given is None:
-        mounted = files.wanted()
+        mounted = files.read_mounted()
         if mounted is None:
             raise SlurmConfigError("look at slurm.conf", "none is mounted", hint="name a FILE, or - for standard input")
         return files, mounted

@@ -413,7 +413,7 @@ class Broker:
 
     def _stops_job(self, checks: list[str]) -> bool:
         """Tell if one of the checks has a problem for which the node is drained: the prolog then fails."""
-        standing = self.memory.standing(clock())
+        standing = self.memory.list_standing(clock())
         return self.memory.drained and any(check in standing for check in checks)
 
     def _remember(self, outcome: tuple[Memory, tuple[Log, ...]]) -> None:
@@ -452,7 +452,7 @@ class Broker:
     def _save(self) -> None:
         """Write the broker's state for people; nothing reads it back, and it may be lost."""
         now = clock()
-        standing = self.memory.standing(now)
+        standing = self.memory.list_standing(now)
         problems = {check: seen.reason for check, seen in standing.items()}
         if self.memory.drained:
             problems["drained by the broker"] = reason(standing)

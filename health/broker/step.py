@@ -87,7 +87,7 @@ class Memory:
     # Time of slurmctld's last answer about the node.
     node_read_at: float = 0.0
 
-    def standing(self, now: Now) -> dict[str, Seen]:
+    def list_standing(self, now: Now) -> dict[str, Seen]:
         """Return the raised problems that are not held."""
         held = drop_expired(self.held, now)
         return {check: seen for check, seen in select_raised(self.seen).items() if seen.key(check) not in held}
@@ -101,7 +101,7 @@ class Log:
 def hold_resumed(memory: Memory, now: Now) -> tuple[Memory, tuple[Log, ...]]:
     """Hold the problems of a node that the broker drained and a person resumed: they do not drain it again."""
     text = "a person resumed the node: its problems until now no longer drain it"
-    after = hold(memory, memory.standing(now), now.wall + RESUMED_LASTS_S)
+    after = hold(memory, memory.list_standing(now), now.wall + RESUMED_LASTS_S)
     return replace(after, drained=False, posted="", status_text=text), (Log(text),)
 
 
@@ -127,7 +127,7 @@ def expect_drain(memory: Memory, now: Now) -> Memory:
 def describe_check(memory: Memory, check: str, now: Now) -> str:
     """Describe a check's state, for a prolog's record and for people."""
     seen = memory.seen.get(check, Seen())
-    if check in memory.standing(now):
+    if check in memory.list_standing(now):
         return "drained" if memory.drained else "about to drain"
     if seen.key(check) in drop_expired(memory.held, now):
         return "held back: too many nodes have the same problem, or a person resumed the node"
@@ -279,7 +279,7 @@ def _choose_delay(memory: Memory, inputs: BrokerInputs, now: Now) -> float:
     A bad commit's check fails on the whole fleet at the same moment. Each node waits for its own share of the spread,
     so that later nodes see earlier drains. The prolog of a single node does not wait for that.
     """
-    is_about_to_drain = bool(memory.standing(now)) and not memory.drained
+    is_about_to_drain = bool(memory.list_standing(now)) and not memory.drained
     return inputs.policy.guard_spread_s * share(inputs.name) if is_about_to_drain else 0.0
 
 
@@ -328,7 +328,7 @@ def _find_unreleased_parts(memory: Memory, reason: str, inputs: BrokerInputs, no
 
 def _differs_from_last_act(memory: Memory, inputs: BrokerInputs, now: Now) -> bool:
     """Tell if the problems differ from those at the last action, or if the posted reason names too many."""
-    standing = memory.standing(now)
+    standing = memory.list_standing(now)
     unreleased = _find_unreleased_parts(memory, memory.posted, inputs, now)
     current_reason = decide.reason(standing, decide.find_left(standing, unreleased))
     names_too_many = not decide.names(memory.posted) <= decide.names(current_reason)
@@ -390,14 +390,14 @@ def _act_on_verdicts(
 
 
 def _decide(memory: Memory, node: decide.BrokerNode, inputs: BrokerInputs, now: Now) -> decide.Act:
-    return decide.decide(memory.standing(now), node, _find_unreleased_parts(memory, node.reason, inputs, now))
+    return decide.decide(memory.list_standing(now), node, _find_unreleased_parts(memory, node.reason, inputs, now))
 
 
 def _hold_widespread(
     memory: Memory, other_nodes: decide.OtherNodes, policy: BrokerPolicy, now: Now
 ) -> tuple[Memory, tuple[Log, ...]]:
     """Hold the problems that too many other nodes have: this node is not drained for them."""
-    standing = memory.standing(now)
+    standing = memory.list_standing(now)
     widespread = find_widespread(standing, other_nodes.nodes, other_nodes.total, policy, now.wall)
     logs = tuple(
         Log(f"{standing[check].name(check)} has failed on too many nodes: this node is not drained for it"
@@ -417,7 +417,7 @@ def _act_on_slurm_drain(
     """Lift Slurm's own drain from a clean node, tell what hangs, or put back the reason that it replaced."""
     if inputs.remains is None:
         return unchanged, (AskRemains(),)
-    standing = after.standing(now)
+    standing = after.list_standing(now)
     clean_since = 0.0 if inputs.remains.text else after.slurm.clean_since or now.steady
     watch = replace(after.slurm, clean_since=clean_since)
     act = slurm_drains.judge(cause, node, inputs.remains, watch, now.steady, inputs.name)
@@ -448,7 +448,7 @@ def _record_change(memory: Memory, policy: BrokerPolicy, now: Now) -> Memory:
 
 def _remember_act(memory: Memory, act: decide.Act, now: Now) -> Memory:
     """Remember the decision and the problems behind it: nothing is due until they change."""
-    text, problems = f"{act.kind}: {act.text}", collect_names(memory.standing(now))
+    text, problems = f"{act.kind}: {act.text}", collect_names(memory.list_standing(now))
     return replace(memory, status_text=text, acted_on=problems, due=0.0, failures=0, forgotten=frozenset())
 
 
@@ -467,7 +467,7 @@ def _recheck(unchanged: Memory, after: Memory, inputs: BrokerInputs, now: Now) -
     if isinstance(inputs.other_nodes, Failed):
         return after, (Log(f"{inputs.other_nodes.why}: the drain stays"),)
     widespread = find_widespread(
-        after.standing(now), inputs.other_nodes.nodes, inputs.other_nodes.total, inputs.policy, now.wall
+        after.list_standing(now), inputs.other_nodes.nodes, inputs.other_nodes.total, inputs.policy, now.wall
     )
     if not widespread:
         return after, ()

@@ -61,7 +61,7 @@ class Ending:
     def resume(self, now: float) -> Todo:
         """Take the drain back: end it if it still runs, then run the role's resume command."""
         services, drain = self._services, self._services.plan.drain
-        if drain is None or services.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.resuming():
+        if drain is None or services.phase not in (PodPhase.BOOT, PodPhase.RUNNING) or self.is_resuming():
             return []
         return self._ask(RESUME, drain.resume, drain.budget, now)
 
@@ -76,7 +76,7 @@ class Ending:
             return "drained"
         return "failed" if state.phase in (Phase.FAILED, Phase.STOPPED) else "draining"
 
-    def resuming(self) -> bool:
+    def is_resuming(self) -> bool:
         return self.requested == RESUME and (self._held is not None or not self._services.stable(RESUME))
 
     def may_wait(self, now: float) -> bool:
@@ -167,7 +167,7 @@ class Ending:
         """Return the service's grace period, or the part of it that the pod's deadline leaves."""
         return self._graces.get(service.name, service.stop.grace)
 
-    def killed(self) -> None:
+    def record_kill(self) -> None:
         """Record in the exit code that a service had to be killed during the stop, unless the code is a worse one."""
         if self._services.phase is PodPhase.STOPPING:
             self.exit_code = self.exit_code or KILLED

@@ -178,7 +178,7 @@ class Engine(Services):
                     todo += self.ending.begin(now, EXHAUSTED, cause, drain=False)
                 continue
             if isinstance(action, Kill) and action.signal == "KILL":
-                self.ending.killed()
+                self.ending.record_kill()
             todo.append((source, action))
         return todo
 

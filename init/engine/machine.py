@@ -540,7 +540,7 @@ class Services:
     def spec(self, name: str) -> Service:
         return self.specs.get(name) or self.errands[name]
 
-    def known(self, name: str) -> Service | None:
+    def find(self, name: str) -> Service | None:
         """Return a service, or the running drain or resume; None if the plan no longer has it."""
         return self.specs.get(name) or self.errands.get(name)
 

@@ -151,8 +151,8 @@ class SlurmWatch:
             log(str(error))
             return
         # Read before the files, so that the acceptance is of these files or of earlier ones.
-        accepted = self.last_good.accepted()
-        files = self.files.wanted()
+        accepted = self.last_good.read_acceptance()
+        files = self.files.read_mounted()
         if files is None:
             return
         if self.files.runs_with(files):
@@ -167,7 +167,7 @@ class SlurmWatch:
             self._confirm(files, accepted)
             took = time.monotonic() - began
             log(f"new configuration ({', '.join(sorted(files))}): {answer.text} after {took:.2f} s")
-        elif self.last_good.accepted() != accepted:
+        elif self.last_good.read_acceptance() != accepted:
             self.look_again_in = 0.0  # a person has accepted files during this try, and waits for another one
         elif answer.outcome is ReconfigureOutcome.UNKNOWN:
             self.look_again_in = RETRY_S
@@ -183,7 +183,7 @@ class SlurmWatch:
         jobs.
         """
         self.refused = ""
-        if self.last_good.good() != files:
+        if self.last_good.read() != files:
             if not self.daemon.answers():
                 self.look_again_in = RETRY_S
                 self._report_failed_start(files)
@@ -200,7 +200,7 @@ class SlurmWatch:
     def _report_failed_start(self, files: dict[str, bytes]) -> None:
         if reason := self.daemon.does_not_start():
             # A client names the wrong key; slurmctld's last line does not.
-            reason = self.daemon.objects_to(self.files.candidate(files)) or reason
+            reason = self.daemon.objects_to(self.files.write_candidate(files)) or reason
             self._report(SavedJudgement(digest(files), REFUSED, f"slurmctld does not start with it: {reason}"))
 
     def _go_on_unsaved(self, files: dict[str, bytes], error: InitError) -> None:
@@ -231,7 +231,7 @@ class SlurmWatch:
                 return answer, False
             answer = self._reload(files)
             if answer.outcome is ReconfigureOutcome.LIVE:
-                self.files.taken()
+                self.files.keep()
                 return answer, False
             self.files.put_back()
             return answer, self.daemon.revive()

@@ -58,7 +58,7 @@ class Sockets:
             core = self._core
             path = f"{core.settings.run}/notify.sock"
             self.notify = Notify(
-                path, core.poller, self._owners, core.engine.known, self._notified, core.log, self._open_closer
+                path, core.poller, self._owners, core.engine.find, self._notified, core.log, self._open_closer
             )
         return self.notify
 

@@ -37,7 +37,7 @@ def run(pod: Pod) -> str:
         name_own_address(pod)
         settle_alone(pod)
     mounted = place_files(pod, read(pod.path(MOUNT)))
-    good = LastGoodConfig(pod).good()
+    good = LastGoodConfig(pod).read()
     files = start_from(mounted, place_files(pod, good) if good else None)
     names = files.keys()
     SlurmFiles(pod).put(files)

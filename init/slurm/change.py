@@ -405,7 +405,7 @@ class SavedJudgement:
 
 def assess(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes]) -> Effect:
     """Return changes and losses. A file that is no longer mounted stays installed."""
-    old = files.installed()
+    old = files.read_installed()
     new = {**old, **candidate}
     first = effect(old, new, None)
     if not first.losses:
@@ -423,13 +423,13 @@ def assess(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes])
 
 def objections(files: SlurmFiles, daemon: Slurmctld, candidate: Mapping[str, bytes], tried: Path = CANDIDATE) -> str:
     """Return every known error of a candidate, which a Slurm client reads below `tried`, or ""."""
-    new = read({**files.installed(), **candidate})
+    new = read({**files.read_installed(), **candidate})
     saved = _read_saved(new, "clustername", LONGEST_NAME).decode(errors="replace").partition("|")[0]  # NAME|NUMBER
     errors = (
-        daemon.objects_to(files.candidate(candidate, tried)),
+        daemon.objects_to(files.write_candidate(candidate, tried)),
         impossible_settings(new, saved.strip().lower()),
         find_missing_plugins(new, plugins()),
-        find_missing_topology({**files.installed(), **candidate}),
+        find_missing_topology({**files.read_installed(), **candidate}),
     )
     return "; ".join(filter(None, errors))
 

@@ -40,7 +40,7 @@ class SlurmFiles:
         self.target = pod.path(TARGET)
         self.before = pod.path(BEFORE)  # files before an attempt; an interrupted attempt is undone from it
 
-    def wanted(self) -> dict[str, bytes] | None:
+    def read_mounted(self) -> dict[str, bytes] | None:
         """Return the mounted files; None without any, or during a swap, whose end triggers another event."""
         try:
             files = place_files(self.pod, read(self.mounted))
@@ -48,32 +48,33 @@ class SlurmFiles:
             return None
         return files if MAIN in files else None
 
-    def installed(self) -> dict[str, bytes]:
+    def read_installed(self) -> dict[str, bytes]:
         return read(self.target)
 
     def runs_with(self, files: Mapping[str, bytes]) -> bool:
-        installed = self.installed()
+        installed = self.read_installed()
         return all(installed.get(name) == data for name, data in files.items())
 
-    def candidate(self, files: Mapping[str, bytes], directory: Path = CANDIDATE) -> Path:
+    def write_candidate(self, files: Mapping[str, bytes], directory: Path = CANDIDATE) -> Path:
         """Write the installed files, overridden by these, elsewhere, for a client that tests them."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True, mode=0o755)
-        for name, data in {**self.installed(), **files}.items():
+        for name, data in {**self.read_installed(), **files}.items():
             if name not in PRIVATE:
                 write(directory / name, data, mode=0o644)
         return directory / MAIN
 
     def install(self, files: Mapping[str, bytes]) -> None:
-        """Install the files for an attempt: until `taken`, `put_back` restores the old ones, also after a crash."""
-        before = self.installed()
+        """Install the files for an attempt: until `keep`, `put_back` restores the old ones, also after a crash."""
+        before = self.read_installed()
         backup = {name: data.decode("utf-8", "surrogateescape") for name, data in before.items()}
         text = json.dumps({"files": backup, "added": sorted(set(files) - set(before))})
         self.before.parent.mkdir(parents=True, exist_ok=True)
         write(self.before, text.encode(), mode=0o600)
         self.put(files)
 
-    def taken(self) -> None:
+    def keep(self) -> None:
+        """Keep the installed files: the attempt has succeeded."""
         self.before.unlink(missing_ok=True)
 
     def put_back(self) -> None:
@@ -85,7 +86,7 @@ class SlurmFiles:
         self.put({name: text.encode("utf-8", "surrogateescape") for name, text in saved["files"].items()})
         for name in saved["added"]:
             (self.target / name).unlink(missing_ok=True)
-        self.taken()
+        self.keep()
 
     def put(self, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
@@ -128,7 +129,7 @@ class LastGoodConfig:
     def __init__(self, pod: Pod) -> None:
         self.directory = pod.path(DIRECTORY)
 
-    def good(self) -> dict[str, bytes] | None:
+    def read(self) -> dict[str, bytes] | None:
         """Return name -> content; None if it is missing or unreadable."""
         text = self._read(GOOD)
         if text is None:
@@ -145,7 +146,7 @@ class LastGoodConfig:
         content = {name: data.decode("utf-8", "surrogateescape") for name, data in sorted(files.items())}
         self._write(GOOD, json.dumps(content))
 
-    def accepted(self) -> str:
+    def read_acceptance(self) -> str:
         """Return the accepted hash with its time: accepting the same one again is a new decision."""
         return (self._read(ACCEPTED) or "").strip()
 
@@ -154,7 +155,7 @@ class LastGoodConfig:
 
     def spend(self, accepted: str) -> None:
         """Remove an acceptance, unless a person has accepted again meanwhile."""
-        if accepted and self.accepted() == accepted:
+        if accepted and self.read_acceptance() == accepted:
             self._unlink(ACCEPTED)
 
     def drop(self) -> None:

@@ -263,7 +263,7 @@ def tells_owners(pod: Pod) -> bool:
 
     Where nothing tells what slurmctld ran with, that is no.
     """
-    good = LastGoodConfig(pod).good() or {}
+    good = LastGoodConfig(pod).read() or {}
     installed = {
         "slurm.conf": read_plain(pod.path(CONFIGURATION), 1 << 20) or b"",
         FILTER: read_plain(pod.path(CONFIGURATION).with_name(FILTER), 1 << 20) or b"",

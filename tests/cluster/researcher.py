@@ -82,7 +82,7 @@ class World:
 
     def reload(self) -> None:
         """Read the cluster's state again after another command has changed it."""
-        self.cluster = LocalCluster.saved(self.cluster.kubelet.client, self.cluster.options.name, log=print)
+        self.cluster = LocalCluster.load(self.cluster.kubelet.client, self.cluster.options.name, log=print)
         self.manifests = self.cluster.manifests()
 
     def another_image(self, role: str) -> tuple[str, str]:
@@ -102,7 +102,7 @@ class World:
         self.cluster.wait_ready(self.manifests, timeout=within, only=only)
 
     def running(self, pod: str) -> RunningPod:
-        return self.cluster.kubelet.running()[pod]
+        return self.cluster.kubelet.list_pods()[pod]
 
     def run(self, pod: str, *command: str) -> str:
         code, output = self.cluster.exec(pod, command)
@@ -128,7 +128,7 @@ class World:
                 return self.shell.run(command)
             except OSError:
                 self.shell = None
-        pod = self.cluster.kubelet.running().get("slurm-controller-0")
+        pod = self.cluster.kubelet.list_pods().get("slurm-controller-0")
         if pod is not None and pod.running:
             self.shell = Shell(pod.container)
         return self.cluster.exec("slurm-controller-0", command)
@@ -162,7 +162,7 @@ class World:
     def last_words(self) -> dict[str, str]:
         """Return the end of the log of each pod."""
         logs = {}
-        for name, pod in self.cluster.kubelet.running().items():
+        for name, pod in self.cluster.kubelet.list_pods().items():
             command = ["docker", "logs", "--tail", "25", pod.container]
             logs[name] = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
         return logs

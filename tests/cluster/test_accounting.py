@@ -232,14 +232,14 @@ def test_without_accounting_jobs_run_and_sacct_says_so(unaccounted: LocalCluster
 
 
 def test_up_starts_again_what_hangs_and_what_somebody_stopped(unaccounted: LocalCluster) -> None:
-    before = unaccounted.kubelet.running()
+    before = unaccounted.kubelet.list_pods()
     hung, stopped = before["slurm-demo-0"], before["slurm-worker-0"]
     first = (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"]
     os.kill(first, signal.SIGSTOP)
     unaccounted.kubelet.api.stop(stopped.container, timeout=20)
     assert "`make up` starts it again" in World(unaccounted).row("slurm-worker-0").why
     unaccounted.up(timeout=240)
-    after = unaccounted.kubelet.running()
+    after = unaccounted.kubelet.list_pods()
     assert {name: pod.container for name, pod in after.items()} == {name: pod.container for name, pod in before.items()}
     assert (unaccounted.kubelet.inspect(hung.container) or {})["State"]["Pid"] != first
     World(unaccounted).wait_ready()
@@ -250,14 +250,14 @@ def test_down_leaves_nothing_behind(unaccounted: LocalCluster) -> None:
     assert unaccounted.kubelet.volumes()
     check = {"label": f"minivm.check={name}"}  # as a killed `up --rehearse` leaves it, running in the network
     host = api.create_host_config(network_mode=unaccounted.kubelet.network)
-    image = unaccounted.kubelet.running()["slurm-login-0"].image
+    image = unaccounted.kubelet.list_pods()["slurm-login-0"].image
     api.start(
         api.create_container(image, ["600"], entrypoint=["/bin/sleep"], host_config=host, labels={"minivm.check": name})
     )
     assert api.containers(filters=check)
     unaccounted.down()
     assert not api.containers(all=True, filters=check)
-    assert not unaccounted.kubelet.running()
+    assert not unaccounted.kubelet.list_pods()
     assert not unaccounted.kubelet.volumes()
     assert not api.networks(filters={"label": f"minivm.cluster={name}"})
     assert not unaccounted.state.exists()

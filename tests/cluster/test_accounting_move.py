@@ -118,7 +118,7 @@ def test_records_move_to_the_pod_and_back_and_none_is_lost(tmp_path_factory: pyt
         with pytest.raises(ClusterError, match=r"accounting\.from: pod moves them"):
             with_values(apart, {}).up(timeout=240)
         back.up(timeout=240)
-        assert ACCOUNTING not in back.kubelet.running()
+        assert ACCOUNTING not in back.kubelet.list_pods()
         wanted.append(run_job(back))
         wait_for_jobs(back, wanted)
         assert number(back) == given

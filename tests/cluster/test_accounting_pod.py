@@ -59,7 +59,7 @@ def test_the_controller_starts_and_schedules_while_the_pod_is_away(apart: LocalC
     asked = ["sacct", "-n", "-a", "-X", "-P", "-S", "2000-01-01", "-o", "jobid,state"]
     before = set(apart.exec(CONTROLLER, asked)[1].split())
     assert before
-    container = apart.kubelet.running()[ACCOUNTING].container
+    container = apart.kubelet.list_pods()[ACCOUNTING].container
     apart.kubelet.api.stop(container, timeout=40)
     apart.delete(CONTROLLER)
     until(lambda: small.row(CONTROLLER).ready, "the controller is ready", seen=lambda: small.row(CONTROLLER))
@@ -77,8 +77,8 @@ def test_the_controller_starts_and_schedules_while_the_pod_is_away(apart: LocalC
 
 
 def test_up_refuses_another_mode_and_changes_nothing(apart: LocalCluster) -> None:
-    before = {name: pod.container for name, pod in apart.kubelet.running().items()}
+    before = {name: pod.container for name, pod in apart.kubelet.list_pods().items()}
     other = LocalCluster(apart.kubelet.client, replace(apart.options, overrides={}), root=apart.state.parent, log=print)
     with pytest.raises(ClusterError, match=r"change accounting\.mode from pod to embedded"):
         other.up(timeout=240)
-    assert {name: pod.container for name, pod in apart.kubelet.running().items()} == before
+    assert {name: pod.container for name, pod in apart.kubelet.list_pods().items()} == before

@@ -59,7 +59,7 @@ def bob(older: World) -> Researcher:
 
 
 def lives(world: World) -> dict[str, str]:
-    return {name: pod.container for name, pod in world.cluster.kubelet.running().items()}
+    return {name: pod.container for name, pod in world.cluster.kubelet.list_pods().items()}
 
 
 @pytest.mark.parametrize("asked", [UpRequest(), UpRequest(reset=True), UpRequest(overrides={})])

@@ -69,7 +69,7 @@ def go(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def test_system_calls_are_kept_from_every_pod_and_job(healthy: World, alice: Researcher) -> None:
     """Read the kernel's own record: 2 means a filter. Most exploits begin with creating a user namespace."""
-    for pod in sorted(healthy.cluster.kubelet.running()):
+    for pod in sorted(healthy.cluster.kubelet.list_pods()):
         assert "Seccomp:\t2" in healthy.run(pod, "cat", "/proc/1/status"), pod
     assert "Seccomp:\t2" in alice("srun cat /proc/self/status")
     assert "Operation not permitted" in alice("srun unshare --user true 2>&1 || true")

@@ -383,7 +383,7 @@ def test_a_login_pod_that_goes_leaves_no_node_taken(plain: World, bob: Researche
         # The shell's prompt: before it, a client that is still starting its step has other last words.
         for name in lines:
             until(lambda name=name: f"bob@{WORKER}" in shown(name), f"{name} has a shell")  # type: ignore[misc]
-        cluster.kubelet.stop(cluster.kubelet.running()[LOGIN])
+        cluster.kubelet.stop(cluster.kubelet.list_pods()[LOGIN])
         until(lambda: running() == [], "their nodes are free", seen=running)
         for name, process in started.items():
             process.wait(timeout=PATIENCE)

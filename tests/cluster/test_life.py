@@ -298,13 +298,13 @@ def test_a_pinned_image_that_was_removed_is_told_and_nothing_else_is_touched(hea
         api = healthy.cluster.kubelet.api
         api.remove_container(healthy.running("slurm-login-0").container, force=True)
         api.remove_image(healthy.tags.pop())
-        others = {pod: item.container for pod, item in healthy.cluster.kubelet.running().items()}
+        others = {pod: item.container for pod, item in healthy.cluster.kubelet.list_pods().items()}
         for command in (("up",), ("delete", "slurm-login-0")):
             done = build(healthy, *command)
             assert done.returncode == 1 and "was removed from this machine\nhint: `make images SLURM=" in done.stderr, (
                 done
             )
-        assert {pod: item.container for pod, item in healthy.cluster.kubelet.running().items()} == others
+        assert {pod: item.container for pod, item in healthy.cluster.kubelet.list_pods().items()} == others
     finally:
         healthy.cluster.options = before
         healthy.cluster.up(timeout=240)
@@ -328,14 +328,14 @@ def test_a_broken_slurm_conf_is_refused_with_a_reason(healthy: World, alice: Res
     good = str(healthy.cluster.options.overrides["slurm"]["extraConfig"])
     options = healthy.cluster.options
     broken = {"slurm": {"extraConfig": good + "\nNoSuchSetting=1"}}
-    before = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
+    before = {name: item.container for name, item in healthy.cluster.kubelet.list_pods().items()}
     with pytest.raises(ClusterError, match=r"(?s)unrecognized key: NoSuchSetting.*no pod was changed"):
         change(healthy, {**broken, "workers": {"pools": {"more": {"replicas": 1}}}})
 
     def shown() -> str:
         return "\n".join(table(healthy.cluster.status(), width=1000))
 
-    assert {name: item.container for name, item in healthy.cluster.kubelet.running().items()} == before
+    assert {name: item.container for name, item in healthy.cluster.kubelet.list_pods().items()} == before
     assert "NoSuchSetting" not in shown()
     # Kubernetes publishes it all the same.
     healthy.cluster.options = replace(options, overrides=merge(options.overrides, broken))
@@ -590,7 +590,7 @@ def test_a_pod_that_the_machine_refuses_is_told_and_better_values_mend_it(health
     """A volume on a file, or a capability that is not to be had: the container is there, and can never run."""
     before = healthy.cluster.options
     others = {
-        name: item.container for name, item in healthy.cluster.kubelet.running().items() if name != "slurm-worker-1"
+        name: item.container for name, item in healthy.cluster.kubelet.list_pods().items() if name != "slurm-worker-1"
     }
     try:
         with pytest.raises(ClusterError, match=r"^cannot start slurm-worker-1: .*/etc/passwd"):
@@ -600,13 +600,13 @@ def test_a_pod_that_the_machine_refuses_is_told_and_better_values_mend_it(health
         healthy.cluster.options = before
         healthy.cluster.up(timeout=240)
         healthy.manifests = healthy.cluster.manifests()
-    after = {name: item.container for name, item in healthy.cluster.kubelet.running().items()}
+    after = {name: item.container for name, item in healthy.cluster.kubelet.list_pods().items()}
     assert set(after) == {*others, "slurm-worker-1"} and others.items() <= after.items(), "nobody else was touched"
     healthy.wait_idle()
 
 
 def test_nothing_listens_beyond_this_machine(healthy: World) -> None:
-    for running in healthy.cluster.kubelet.running().values():
+    for running in healthy.cluster.kubelet.list_pods().values():
         detail = healthy.cluster.kubelet.inspect(running.container)
         assert detail
         bindings = detail["HostConfig"]["PortBindings"] or {}

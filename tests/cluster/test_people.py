@@ -95,7 +95,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     LocalCluster(client, Options(name=made.name), log=print).down()
     try:
         made.take(made.person("ada", 15001, groups=["optics"], gecos="Ada L."), made.person("bob", 15002))
-        made.world = World(LocalCluster.saved(client, made.name, log=print))
+        made.world = World(LocalCluster.load(client, made.name, log=print))
         yield made
     finally:
         subprocess.run([sys.executable, "build.py", "down", "--name", made.name], cwd=ROOT, check=False, timeout=120)

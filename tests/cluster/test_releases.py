@@ -110,7 +110,7 @@ def test_a_rehearsal_names_what_an_upgrade_would_lose_and_changes_nothing(
     """The newer Slurm starts on a copy, with a slurm.conf that has one partition less."""
     jobs = [bob.submit("-H", "-p", partition, script="true") for partition in ("all", "night")]
     cluster: LocalCluster = world.cluster
-    before = {name: pod.container for name, pod in cluster.kubelet.running().items()}
+    before = {name: pod.container for name, pod in cluster.kubelet.list_pods().items()}
     changed = {**cluster.options.overrides, "slurm": {"proctrack": "linuxproc"}}
     wanted = replace(cluster.options, tags={**cluster.options.tags, **tags[NEW]}, overrides=changed)
     rehearsed = LocalCluster(cluster.kubelet.client, wanted, root=cluster.state.parent, log=print)
@@ -119,7 +119,7 @@ def test_a_rehearsal_names_what_an_upgrade_would_lose_and_changes_nothing(
     assert f"Slurm {NEW} on the state of Slurm {OLD}: 1 job is the same" in text
     assert f"job {jobs[1]}, pending now, would be gone" in text and "partition night would be gone" in text
     assert f"job {jobs[0]}" not in text and "accounting: slurmdbd answered" in text
-    assert {name: pod.container for name, pod in cluster.kubelet.running().items()} == before
+    assert {name: pod.container for name, pod in cluster.kubelet.list_pods().items()} == before
     assert not cluster.kubelet.api.containers(all=True, filters={"label": f"{LABEL}={cluster.kubelet.cluster}-check"})
     assert version(world, CONTROLLER, "slurmctld").startswith(OLD) and queue(world) == dict.fromkeys(jobs, "PENDING")
     bob(f"scancel {' '.join(jobs)}")
@@ -322,19 +322,19 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     first = build(reader, "up", "--workers", "1", "--values", str(values), "--slurm-version", OLD)
     assert first.returncode == 0, first.stdout + first.stderr
     values.unlink()
-    world = World(LocalCluster.saved(DockerEngine().client, reader["MINIVM_NAME"], log=print))
+    world = World(LocalCluster.load(DockerEngine().client, reader["MINIVM_NAME"], log=print))
     bob = Researcher(world, "bob")
 
     # Another `up` keeps workers, values and images, and finds nothing to do.
-    before = {pod: item.container for pod, item in world.cluster.kubelet.running().items()}
+    before = {pod: item.container for pod, item in world.cluster.kubelet.list_pods().items()}
     again = build(reader, "up")
     assert again.returncode == 0 and "nothing to change" in again.stdout, again.stdout + again.stderr
-    assert {pod: item.container for pod, item in world.cluster.kubelet.running().items()} == before
+    assert {pod: item.container for pod, item in world.cluster.kubelet.list_pods().items()} == before
     # So does a pod's replacement.
-    images = {pod: item.image for pod, item in world.cluster.kubelet.running().items()}
+    images = {pod: item.image for pod, item in world.cluster.kubelet.list_pods().items()}
     assert build(reader, "delete", LOGIN).returncode == 0
     world.wait_ready()
-    assert {pod: item.image for pod, item in world.cluster.kubelet.running().items()} == images
+    assert {pod: item.image for pod, item in world.cluster.kubelet.list_pods().items()} == images
 
     # It ends within its node's drain.
     hold = "touch started; while [ ! -e enough ]; do sleep 0.2; done"
@@ -344,7 +344,7 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     refused = build(reader, "up", "--slurm-version", NEW)
     assert refused.returncode == 1 and f"requeued: {running} of bob" in refused.stdout, refused.stdout + refused.stderr
     assert "`--yes` agrees" in refused.stderr
-    assert {pod: item.image for pod, item in world.cluster.kubelet.running().items()} == images
+    assert {pod: item.image for pod, item in world.cluster.kubelet.list_pods().items()} == images
 
     until(lambda: version(world, CONTROLLER, "slurmctld").startswith(OLD), "slurmctld runs")
     drained = "until sinfo -h -o %T | grep -q drain; do sleep 0.5; done"
@@ -362,7 +362,7 @@ def test_the_page_upgrades_a_cluster_under_jobs(reader: dict[str, str], tmp_path
     for job in (running, queued):
         until(lambda: "COMPLETED" in bob(f"sacct -n -X -P -j {job} -o state"), f"job {job} is accounted")  # noqa: B023 - within the loop
 
-    now = {pod: item.container for pod, item in world.cluster.kubelet.running().items()}
+    now = {pod: item.container for pod, item in world.cluster.kubelet.list_pods().items()}
     back = build(reader, "up", "--yes", "--slurm-version", OLD)
     assert back.returncode == 1 and "no way back; no pod was touched" in back.stderr, back.stdout + back.stderr
-    assert {pod: item.container for pod, item in world.cluster.kubelet.running().items()} == now
+    assert {pod: item.container for pod, item in world.cluster.kubelet.list_pods().items()} == now

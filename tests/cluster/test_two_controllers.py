@@ -40,7 +40,7 @@ class Pair:
         self.world, self.ann = world, Researcher(world, "alice")
 
     def turns(self) -> dict[str, str]:
-        running = self.world.cluster.kubelet.running()
+        running = self.world.cluster.kubelet.list_pods()
         return {
             name: report.read_turn(item) for name, item in sorted(running.items())
             if item.role == "controller" and item.running

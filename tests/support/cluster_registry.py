@@ -32,7 +32,7 @@ class registry_of:  # a context manager, called as one
         config = json.loads((self.here.root / "config.yml").read_text())
         config["http"]["addr"] = f"127.0.0.1:{PORT}"
         (self.here.root / "config.yml").write_text(json.dumps(config))
-        pod = self.cluster.kubelet.running()[WORKER]
+        pod = self.cluster.kubelet.list_pods()[WORKER]
         pid = docker("inspect", "--format", "{{.State.Pid}}", pod.container)
         line = ["nsenter", f"--net=/proc/{pid}/ns/net", "docker-registry", "serve", str(self.here.root / "config.yml")]
         with (self.here.root / "log").open("ab") as log:

@@ -255,7 +255,7 @@ class Requests:
             raise RequestError("take the drain back", f"the pod is {engine.phase.value}")
         self._core.perform(engine.resume(self._core.poller.now()))
         self._answer_when(
-            caller, request, lambda: not engine.ending.resuming(), self._make_drain_answer(caller, RESUME)
+            caller, request, lambda: not engine.ending.is_resuming(), self._make_drain_answer(caller, RESUME)
         )
 
     def _make_drain_answer(self, caller: Connection, requested: str) -> Callable[[], None]:

@@ -237,7 +237,7 @@ def test_while_up_waits_it_says_for_which_pod_and_why(tmp_path: Path, monkeypatc
     options = Options("mine", tags=dict.fromkeys(ROLES, f"{OF_NEW}1"), own_cgroups=False)
     cluster = LocalCluster(Machine(HAS), options, root=tmp_path, log=lines.append)
     desired, _, _ = cluster.decide({}, Wish())
-    monkeypatch.setattr(cluster.kubelet, "running", dict)
+    monkeypatch.setattr(cluster.kubelet, "list_pods", dict)
     with pytest.raises(ClusterError, match="not ready"):
         cluster.wait_ready(desired, timeout=0.0)
     assert lines == [], "not before it is long"

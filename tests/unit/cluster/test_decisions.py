@@ -341,7 +341,7 @@ def test_a_cluster_keeps_its_port_until_another_is_asked_for() -> None:
 
 def test_ssh_needs_the_clusters_keys_and_not_its_engine(tmp_path: Path) -> None:
     LocalCluster(None, Options(name="here", port=2345), root=tmp_path).save()
-    cluster = LocalCluster.saved(None, "here", root=tmp_path)
+    cluster = LocalCluster.load(None, "here", root=tmp_path)
     line = cluster.ssh_command("alice", "hostname")
     assert line[:3] == ["ssh", "-p", "2345"]
     assert line[-2:] == ["alice@127.0.0.1", "hostname"]
@@ -364,11 +364,11 @@ def test_ssh_knows_the_host_keys_of_the_values(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_not_up_is_said(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="it is not up\nhint: make up"):
-        LocalCluster.saved(None, "nowhere", root=tmp_path)
+        LocalCluster.load(None, "nowhere", root=tmp_path)
     for name in ("local", "second"):
         LocalCluster(None, Options(name=name), root=tmp_path).save()
     with pytest.raises(ClusterError, match="hint: there are local, second"):
-        LocalCluster.saved(None, "loacl", root=tmp_path)
+        LocalCluster.load(None, "loacl", root=tmp_path)
 
 
 def test_a_second_up_keeps_the_port(tmp_path: Path) -> None:

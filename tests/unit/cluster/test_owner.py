@@ -59,7 +59,7 @@ def test_a_cluster_of_another_directory_is_not_said_to_be_down(tmp_path: Path) -
         api = Engine({LABEL: "local", STATE_LABEL: str(hers)})
 
     with pytest.raises(ClusterError, match=r"cannot find the cluster local: .* from another directory"):
-        LocalCluster.saved(Client(), "local", root=tmp_path / "mine")
+        LocalCluster.load(Client(), "local", root=tmp_path / "mine")
 
 
 def test_one_command_at_a_time_changes_a_cluster(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_pod_that_ends_at_once_says_why(tmp_path: Path) -> None:
     kubelet = Kubelet(Client(), "c", tmp_path)
     kubelet.termination_log("login-0").parent.mkdir(parents=True)
     kubelet.termination_log("login-0").write_text("cannot read MINIVM_GRACE_SECONDS: 'abc' is no number\n")
-    running: RunningPod = kubelet.running()["login-0"]
+    running: RunningPod = kubelet.list_pods()["login-0"]
     assert read_readiness(pod("login-0"), running).reason == (
         "exited 78, docker starts it again: cannot read MINIVM_GRACE_SECONDS: 'abc' is no number"
     )

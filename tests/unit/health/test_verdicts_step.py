@@ -137,8 +137,8 @@ def test_an_incident_of_a_gpu_is_entered_once_and_counts() -> None:
 
 def test_a_person_s_resume_holds_back_what_stood_and_a_forgotten_check_is_as_never_seen() -> None:
     after, _ = hold_resumed(DRAINED, NOW)
-    assert not after.drained and not after.standing(NOW)
-    assert after.standing(replace(NOW, wall=NOW.wall + 86401)), "for a day"
+    assert not after.drained and not after.list_standing(NOW)
+    assert after.list_standing(replace(NOW, wall=NOW.wall + 86401)), "for a day"
     gone, words = forget(after, ["gpu_ecc"])
     assert not gone.seen and not gone.held and gone.forgotten == {"gpu_ecc"} and words
 

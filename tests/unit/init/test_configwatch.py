@@ -95,7 +95,7 @@ class Site:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site(tmp_path)
     monkeypatch.setattr(configwatch, "condition", lambda control, name, text: made.told.append(text))
-    monkeypatch.setattr(SlurmFiles.candidate, "__defaults__", (tmp_path / "candidate",))
+    monkeypatch.setattr(SlurmFiles.write_candidate, "__defaults__", (tmp_path / "candidate",))
     yield made
 
 
@@ -188,7 +188,7 @@ def test_what_a_cut_try_left_is_put_back_and_never_taken_for_what_runs(site: Sit
         watch.look()
     assert read(site.files.target) == NEW
     _, daemon = site.look(REFUSED)
-    assert (daemon.asked_with, read(site.files.target), site.kept.good()) == ([NEW], OLD, None)
+    assert (daemon.asked_with, read(site.files.target), site.kept.read()) == ([NEW], OLD, None)
     assert site.word() == SavedJudgement(digest(NEW), NOT_TAKEN, f"refused, the last one stays: {REFUSED.text}")
 
 
@@ -200,7 +200,7 @@ def test_half_an_installation_is_put_back(site: Site, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(slurm_files, "write", full)
     _, daemon = site.look()
-    assert (daemon.asked_with, read(site.files.target), site.kept.good()) == ([], OLD, None)
+    assert (daemon.asked_with, read(site.files.target), site.kept.read()) == ([], OLD, None)
     assert site.told == ["refused, the last one stays: No space left on device"]
 
 
@@ -212,7 +212,7 @@ def test_a_slurmctld_that_cannot_be_asked_has_not_taken_it(site: Site) -> None:
     watch = SlurmWatch(Path("/nowhere"), site.files, Away(site.files.target), site.kept, site.said)
     for _ in range(2):
         watch.look()
-    assert (read(site.files.target), site.kept.good()) == (OLD, None)
+    assert (read(site.files.target), site.kept.read()) == (OLD, None)
     assert site.word() == SavedJudgement(digest(NEW), NOT_TAKEN, "refused, the last one stays: no answer")
 
 
@@ -227,11 +227,11 @@ def test_a_swap_that_is_not_over_is_left_alone(site: Site) -> None:
 
 def test_what_is_live_is_kept_and_what_is_refused_is_not(site: Site) -> None:
     site.look(LIVE)
-    assert site.kept.good() == NEW
+    assert site.kept.read() == NEW
     assert site.word() == SavedJudgement(digest(NEW), TAKEN)
     site.mount(b"newer and wrong")
     site.look(against="no such key")
-    assert site.kept.good() == NEW
+    assert site.kept.read() == NEW
     wrong = NEW | {"slurm.conf": b"newer and wrong"}
     assert site.word() == SavedJudgement(digest(wrong), NOT_TAKEN, "refused, the last one stays: no such key")
 
@@ -241,11 +241,11 @@ def test_the_first_configuration_is_kept_once_slurmctld_answers_with_it(site: Si
     for name, data in NEW.items():
         (site.files.target / name).write_bytes(data)
     watch, daemon = site.look()
-    assert site.kept.good() == NEW and watch.look_again_in is None
+    assert site.kept.read() == NEW and watch.look_again_in is None
     (site.kept.directory / "good.json").unlink()
     daemon.serves = False
     watch.look()
-    assert site.kept.good() is None and watch.look_again_in is not None, "it is asked again"
+    assert site.kept.read() is None and watch.look_again_in is not None, "it is asked again"
 
 
 def test_the_first_configuration_of_a_cluster_may_be_wrong_and_that_is_told(site: Site) -> None:
@@ -260,7 +260,7 @@ def test_the_first_configuration_of_a_cluster_may_be_wrong_and_that_is_told(site
     watch.look()
     why = "slurmctld does not start with it: Parsing error at unrecognized key: NoSuchSetting"
     assert (site.told, site.word()) == ([why], SavedJudgement(digest(NEW), NOT_TAKEN, why))
-    assert site.kept.good() is None
+    assert site.kept.read() is None
 
 
 def test_a_full_volume_keeps_nobody_from_the_new_configuration(site: Site) -> None:
@@ -288,10 +288,10 @@ def test_what_is_older_than_what_runs_is_not_what_the_next_pod_starts_from(
         patched.setattr(slurm_files, "write", full)
         watch, daemon = site.look(LIVE)
         watch.look()
-        assert site.kept.good() is None and watch.look_again_in is not None, "it is kept as soon as there is room"
+        assert site.kept.read() is None and watch.look_again_in is not None, "it is kept as soon as there is room"
     assert capsys.readouterr().out.count("the next pod starts from what is mounted then") == 1
     watch.look()
-    assert site.kept.good() == NEW and len(daemon.asked_with) == 1, "and tried no second time"
+    assert site.kept.read() == NEW and len(daemon.asked_with) == 1, "and tried no second time"
 
 
 # Jobs that the change would end.
@@ -349,7 +349,7 @@ def test_a_word_is_spent_once_its_file_is_live(site: Site) -> None:
     watch, _ = with_jobs(site, [ON_ALL], LIVE, LIVE)
     site.kept.accept(digest(ONE_FILES), 1.0)
     watch.look()
-    assert read(site.files.target)["slurm.conf"] == ONE and site.kept.accepted() == ""
+    assert read(site.files.target)["slurm.conf"] == ONE and site.kept.read_acceptance() == ""
     site.mount(TWO)
     watch.look()
     site.mount(ONE)
@@ -361,7 +361,7 @@ def test_a_word_for_a_file_that_slurmctld_refused_is_spent_by_the_one_after_it(s
     watch, _ = with_jobs(site, [ON_ALL], REFUSED, LIVE)
     site.kept.accept(digest(ONE_FILES), 1.0)
     watch.look()
-    assert site.kept.accepted() == f"{digest(ONE_FILES)} 1.000", "it counts in the next pod too"
+    assert site.kept.read_acceptance() == f"{digest(ONE_FILES)} 1.000", "it counts in the next pod too"
     site.mount(TWO + b"PartitionName=more\n")
     watch.look()
     site.mount(ONE)
@@ -372,14 +372,14 @@ def test_a_word_for_a_file_that_slurmctld_refused_is_spent_by_the_one_after_it(s
 def test_a_word_that_is_said_meanwhile_is_not_spent(site: Site) -> None:
     site.kept.accept("0123456789ab", 2.0)
     site.kept.spend("0123456789ab 1.000")
-    assert site.kept.accepted() == "0123456789ab 2.000"
+    assert site.kept.read_acceptance() == "0123456789ab 2.000"
 
 
 def test_a_word_that_is_said_while_its_file_is_tried_counts_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """`minivm config accept` waits for a result: "it would end jobs" would be the answer to what came before it."""
 
     def accept_meanwhile(daemon: Scripted) -> list[KnownJob]:
-        if not site.kept.accepted():
+        if not site.kept.read_acceptance():
             site.kept.accept(digest(ONE_FILES), 1.0)
         return [ON_ALL]
 

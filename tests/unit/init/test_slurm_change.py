@@ -483,13 +483,13 @@ def test_whatever_stands_in_a_file_is_judged_and_never_a_crash(old: bytes, new: 
 
 def test_what_is_kept_is_what_was_kept(tmp_path: Path) -> None:
     kept = LastGoodConfig(Pod({}, tmp_path))
-    assert kept.good() is None and kept.accepted() == ""
+    assert kept.read() is None and kept.read_acceptance() == ""
     kept.keep({"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()})
-    assert kept.good() == {"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()}
+    assert kept.read() == {"slurm.conf": b"a=\xff\n", "job_submit.lua": "ä".encode()}
     assert (kept.directory / "good.json").stat().st_mode & 0o777 == 0o600, "a password may be in it"
     assert kept.directory.stat().st_mode & 0o777 == 0o700
     kept.accept("abc", 1.0)
-    assert kept.accepted() == "abc 1.000"
+    assert kept.read_acceptance() == "abc 1.000"
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"slurm.conf": 1}', b"\xff\xfe", b"null"])
@@ -497,7 +497,7 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None
     kept = LastGoodConfig(Pod({}, tmp_path))
     kept.keep({"slurm.conf": b"a"})
     (kept.directory / "good.json").write_bytes(damage)
-    assert kept.good() is None
+    assert kept.read() is None
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -509,7 +509,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     kept.keep({"slurm.conf": b"a"})
     (kept.directory / "good.json").rename(tmp_path / "elsewhere")
     (kept.directory / "good.json").symlink_to(tmp_path / "elsewhere")
-    assert kept.good() is None
+    assert kept.read() is None
 
 
 def test_the_hash_names_these_files_and_no_others() -> None:
