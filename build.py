@@ -232,7 +232,7 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
         wheels = session.compare_wheels(names)
         for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if missing := [*session.vanished_packages(session.compose(names).needed(names)), *wheels.wrong]:
+        if missing := [*session.vanished_packages(session.compose(names).list_needed(names)), *wheels.wrong]:
             listed = "\n".join(f"  {item}" for item in missing)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=session.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip

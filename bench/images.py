@@ -121,9 +121,9 @@ def main() -> None:
     session = Session.open(ROOT, settings)
     engine = session.engine
     composed = session.compose(roles)
-    images = composed.needed(roles)
-    root = [image for image in images if image.bootstrapped]
-    rest = [image for image in images if not image.bootstrapped]
+    images = composed.list_needed(roles)
+    root = [image for image in images if image.is_bootstrapped]
+    rest = [image for image in images if not image.is_bootstrapped]
     names = {image.key: f"{PREFIX}-plain/{image.name}:{image.key.partition(':')[0]}" for image in rest}
     figures: list[Figure] = []
     with ExitStack() as stack:

@@ -75,7 +75,7 @@ def build_cold(
         build_tools(session, reporter),
     )  # fmt: skip
     images = {}
-    for image in composed.needed(roles):
+    for image in composed.list_needed(roles):
         reporter.start(image.key, "cold")
         seconds = maker.make(image)
         reporter.done(image.key, seconds)
@@ -103,7 +103,7 @@ def build_twice(
         composed, made = build_cold(session, roles, f"minivm-reproduce-{number}", reporter)
         untag_images(session.engine, composed)
         results.append(made)
-        images = composed.needed(roles)
+        images = composed.list_needed(roles)
     return [BuildComparison(image, results[0][image.key], results[1][image.key]) for image in images]
 
 
@@ -120,7 +120,7 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     for session in open_sessions(ctx):
         names = session.select_targets(roles)
         session.require_lock(names, "fail", Plain())
-        todo = session.compose(names).needed(names)
+        todo = session.compose(names).list_needed(names)
         session.check_architecture(todo)
         session.require_packages(todo, names, "fail", Plain())
         reporter = Plain(to=sys.stderr)
@@ -228,7 +228,7 @@ def _list_superseded(session: Session, targets: Sequence[str], wanted: Callable[
 
 def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
-    needed = session.compose(targets).needed(targets)
+    needed = session.compose(targets).list_needed(targets)
     for sibling in session.siblings():
         try:
             needed += buildable_images(sibling, targets)
@@ -242,4 +242,4 @@ def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
 
 def buildable_images(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images under these targets; none where the lock does not fit."""
-    return [] if session.stale_layers(targets) else session.compose(targets).needed(targets)
+    return [] if session.stale_layers(targets) else session.compose(targets).list_needed(targets)

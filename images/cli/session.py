@@ -40,8 +40,8 @@ from images.make.plan import (
     Planned,
     PlannedImage,
     Rendered,
-    dockerfile,
     list_changed,
+    render_dockerfile,
 )
 from images.settings import BuildSettings, check_certificates
 
@@ -161,7 +161,7 @@ class Session:
                               )  # fmt: skip
         # This machine runs the steps of its own engine, and bootstraps a root. For an engine elsewhere nothing can be
         # checked here: a step that the engine cannot run fails with its own message.
-        runs_here = address == OWN_ENGINE or any(image.bootstrapped for image in todo)
+        runs_here = address == OWN_ENGINE or any(image.is_bootstrapped for image in todo)
         if arch != own_arch and runs_here and (refusal := architectures.refusal(arch)):
             raise ImagesError(f"build for {arch}", refusal, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
@@ -274,7 +274,7 @@ class Session:
         """Compose the images, and plan for each: it is present, or which of its inputs changed since its last build."""
         present, composed, state = self.present(), self.compose(targets), self._state
         planned = []
-        for image in composed.needed(targets, present):
+        for image in composed.list_needed(targets, present):
             is_present = image.reference in present
             changes = () if is_present else tuple(list_changed(state.inputs(image.key), image.inputs))
             planned.append(Planned(image, is_present, changes))
@@ -284,11 +284,11 @@ class Session:
         """Return every Dockerfile under these targets, in build order."""
         templates = self.repository / "images/templates"
         texts = []
-        for image in self.compose(targets).needed(targets):
-            if image.bootstrapped:
+        for image in self.compose(targets).list_needed(targets):
+            if image.is_bootstrapped:
                 texts.append(f"# {image.step.describe}\n# made by mmdebstrap, not from a Dockerfile\n")
             else:
-                texts.append(dockerfile(image.step, templates))
+                texts.append(render_dockerfile(image.step, templates))
         return texts
 
     @property

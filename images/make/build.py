@@ -38,9 +38,9 @@ from images.engine import store
 from images.engine.builder import StepFailed, Tools
 from images.engine.docker import DockerEngine
 from images.make import content, sbom, toolkit
-from images.make.compose import fetch_files, list_enabled_sources, pins
+from images.make.compose import fetch_files, list_enabled_sources, map_pins
 from images.make.content import Entry
-from images.make.plan import Composed, PlannedImage, dockerfile
+from images.make.plan import Composed, PlannedImage, render_dockerfile
 from images.make.progress import STEP, Reporter
 from images.settings import read_installed
 
@@ -193,7 +193,7 @@ class Maker:
         (self.work / "context").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.work / "context", prefix=f"{image.name}-") as directory:
             context = Path(directory)
-            if image.bootstrapped:
+            if image.is_bootstrapped:
                 return self._bootstrap(image, context, report)
             if image.base:
                 if not self.engine.has(image.base):
@@ -219,7 +219,9 @@ class Maker:
 
     def write_context(self, image: PlannedImage, directory: Path) -> None:
         """Write the Dockerfile and its one tar."""
-        (directory / "Dockerfile").write_text(dockerfile(image.step, self.lock_context.repository / "images/templates"))
+        (directory / "Dockerfile").write_text(
+            render_dockerfile(image.step, self.lock_context.repository / "images/templates")
+        )
         if not image.step.files:
             return
         artifacts = directory / ".artifacts"
@@ -316,7 +318,7 @@ class Maker:
         layers = [
             self.lock_context.definition.layers[key.removeprefix("layer:")] for key in sorted(visited - {image.key})
         ]
-        available = pins(self.lock_context)
+        available = map_pins(self.lock_context)
         names = {name for layer in layers for name in layer.downloads.of(self.lock_context.choice)}
         return [available[name] for name in sorted(names)]
 
@@ -331,7 +333,7 @@ class Maker:
     def normalise(self, image: PlannedImage, raw: str) -> str:
         """Put the builder's layers under a new configuration; return the engine's id of the result."""
         diff_ids = list(self.engine.inspect(raw)["RootFS"]["Layers"])
-        base: Mapping[str, Any] = {} if image.bootstrapped else self.engine.inspect(image.step.base)
+        base: Mapping[str, Any] = {} if image.is_bootstrapped else self.engine.inspect(image.step.base)
         base_ids = list(base["RootFS"]["Layers"]) if base else []
         if diff_ids[: len(base_ids)] != base_ids:
             raise ImagesError("name the image", f"{image.key} is not built on {image.step.base}")

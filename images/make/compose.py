@@ -23,6 +23,7 @@ from images.archive.bootstrap import CLEAN
 from images.archive.fetch import fetch, file_name
 from images.archive.lock import LockContext, layers_in_order
 from images.archive.locked import RELOCK, Slice, find
+from images.archive.wheels import Wheel
 from images.definition.load import active_chain, capabilities
 from images.definition.spec import (
     PACKAGED,
@@ -40,11 +41,12 @@ from images.definition.spec import (
 from images.make import content, plan, toolkit
 from images.make.content import Entry
 from images.make.plan import LAYER, Composed, PlannedImage, Rendered, digest
+from images.make.toolkit import ToolkitWheels
 
 # A layer's files from outside, by checksum: pinned files, and the keys of the repositories that it enables.
 
 
-def pins(place: LockContext) -> Mapping[str, Pin]:
+def map_pins(place: LockContext) -> Mapping[str, Pin]:
     """Return the pins, each at the site's address if it gives one."""
     pins_by_name, settings = dict(place.definition.versions.pins), place.settings
     if settings.slurm_tarball:
@@ -72,7 +74,7 @@ def fetch_files(image: PlannedImage, place: LockContext) -> list[Entry]:
     if image.is_role:
         return []
     layer, entries = place.definition.layers[image.name], []
-    available = pins(place)
+    available = map_pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
         path = fetch(apt.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
@@ -95,7 +97,7 @@ PACKAGE_LISTS = "usr/share/minivm/packages"
 ReadYaml = Callable[[Path, str], object]
 
 
-def slurm_version(place: LockContext, slices: Mapping[str, Slice]) -> str:
+def find_slurm_version(place: LockContext, slices: Mapping[str, Slice]) -> str:
     """Return the version for a role's tag: the tarball's, or the lock's."""
     if place.choice.slurm is SlurmSource.SOURCE:
         if place.settings.slurm_version:
@@ -120,10 +122,10 @@ class Composer:
         self.templates = place.repository / "images/templates"
         self.rendered = rendered or Rendered(self.templates)
         self.versions = place.definition.versions
-        self.pins = pins(place)
+        self.pins = map_pins(place)
         # All roles have the same code and services, so read and hash each file once.
-        self._tree, self._hash_entry, self._read = cache(content.tree), cache(self._name_and_digest), cache(read)
-        self.slurm = slurm_version(place, slices)
+        self._tree, self._hash_entry, self._read = cache(content.list_tree), cache(self._name_and_digest), cache(read)
+        self.slurm = find_slurm_version(place, slices)
         # Environment of the build steps, and the names that a layer's commands and paths may use.
         self._settings = tuple(sorted(architectures.SETTINGS[place.choice.arch].items()))
         self._names = {"multiarch": architectures.KNOWN[place.choice.arch].multiarch}
@@ -145,7 +147,7 @@ class Composer:
             raise ImagesError("find the role", f"no role {name!r}", hint=nearest(name, roles))
         return roles[name]
 
-    def _slice(self, layer: str) -> Slice:
+    def _find_slice(self, layer: str) -> Slice:
         """Return the locked packages of a layer."""
         if layer not in self.slices:
             file = self.place.shown(self.place.directory / f"{layer}.json")
@@ -154,46 +156,18 @@ class Composer:
 
     def _add_layer(self, layer: Layer, below: tuple[str, ...]) -> None:
         """Add the image of a layer; `below` are the names of the layers under it, from the first on."""
-        place, choice, shown = self.place, self.place.choice, layer.file
-        slice_ = self._slice(layer.name)
+        place, choice = self.place, self.place.choice
         base = "" if below else place.base
         parent = f"{LAYER}{below[-1]}" if below else ""
-        bootstrapped = layer.bootstrap is not None and not base
-        dpkg_options = layer.bootstrap.dpkg_options if layer.bootstrap else ()
-        entries = self._layer_entries(layer, slice_, shown, is_bootstrapped=bootstrapped, has_base=bool(base))
+        is_bootstrapped = layer.bootstrap is not None and not base
+        entries = self._list_layer_entries(layer, is_bootstrapped=is_bootstrapped, has_base=bool(base))
         inputs = self._enable_sources(layer, entries)
         cuda_wheels = toolkit.select_wheels(place, layer, [place.definition.layers[name] for name in below])
         libraries = toolkit.select_libraries(place, layer)
-        inputs |= toolkit.inputs(cuda_wheels)
-        inputs |= toolkit.library_inputs(libraries)
-        for name in layer.downloads.of(choice):
-            inputs[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
-        if bootstrapped:
-            # mmdebstrap makes this image, so its Dockerfile is no input (see `_add`).
-            inputs["lock"] = digest(slice_.list_text())
-            inputs["bootstrap"] = digest(f"{CLEAN}{self.versions.epoch}{place.variant.suite}")
-            inputs["dpkg options"] = digest(json.dumps(dpkg_options))
-        commands = ["ldconfig"] if cuda_wheels.libraries else []
-        commands += toolkit.compile_commands(libraries, place.variant.python)
-        for name in layer.component.of(choice):
-            commands += plan.component(name, self.templates, self._template_values(), shown)
-        commands += self._fill(layer.run, shown)
-        has_files = bool(
-            entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or cuda_wheels.wheels or libraries
-        )
-        step = plan.DockerfileContent(
-            describe=f"{layer.name}: {layer.describe}",
-            base=self.images[parent].reference if parent else base or "scratch",
-            epoch=self.versions.epoch,
-            files=has_files,
-            settings=self._settings,
-            users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
-            packages=f"/{package_list(layer)}" if slice_.packages else "",
-            commands=tuple(plan.strict(command) for command in commands),
-            remove=self._fill(layer.remove, shown),
-            verify=tuple(plan.verified(command) for command in self._fill(layer.verify, shown)),
-            env=tuple(sorted(layer.env.items())),
-        )
+        inputs |= self._hash_fetched_files(layer, cuda_wheels, libraries)
+        if is_bootstrapped:
+            inputs |= self._hash_bootstrap(layer)
+        below_reference = self.images[parent].reference if parent else base or "scratch"
         stacked = (*below, layer.name)
         image = PlannedImage(
             key=f"{LAYER}{layer.name}",
@@ -203,38 +177,82 @@ class Composer:
             describe=layer.describe,
             parent=parent,
             base=base,
-            step=step,
+            step=self._describe_layer_step(layer, below_reference, entries, cuda_wheels, libraries),
             entries=tuple(entries),
             artifacts=tuple((artifact, f"{LAYER}{artifact.layer}") for artifact in layer.artifacts.of(choice)),
-            slices=tuple(self._slice(name) for name in stacked),
+            slices=tuple(self._find_slice(name) for name in stacked),
             provides=tuple(item for name in stacked for item in place.definition.layers[name].provides.of(choice)),
             wheels=tuple(sorted({*(self.images[parent].wheels if parent else ()), *cuda_wheels.wheels, *libraries})),
             toolkit=cuda_wheels,
             libraries=libraries,
-            dpkg_options=dpkg_options if bootstrapped else (),
+            dpkg_options=layer.bootstrap.dpkg_options if layer.bootstrap and is_bootstrapped else (),
         )
         self._add(image, inputs)
 
-    def _layer_entries(
-        self, layer: Layer, slice_: Slice, shown: str, *, is_bootstrapped: bool, has_base: bool
-    ) -> list[Entry]:
-        """Return the layer's own files, its list of packages, and dpkg's options on a base that is not bootstrapped."""
-        place = self.place
-        entries = content.tree(own_directory(place.repository, layer.site) / "rootfs" / layer.name)
-        entries += self._own_files(layer, shown)
+    def _hash_fetched_files(
+        self, layer: Layer, cuda_wheels: ToolkitWheels, libraries: tuple[Wheel, ...]
+    ) -> dict[str, str]:
+        """Return the inputs that the build fetches by checksum: wheels and pinned files."""
+        inputs = {**toolkit.inputs(cuda_wheels), **toolkit.library_inputs(libraries)}
+        for name in layer.downloads.of(self.place.choice):
+            inputs[f"download {name}"] = digest(self.pins[name].sha256 + self.pins[name].version)
+        return inputs
+
+    def _hash_bootstrap(self, layer: Layer) -> dict[str, str]:
+        """Return the inputs of a root. mmdebstrap makes this image, so its Dockerfile is no input (see `_add`)."""
+        dpkg_options = layer.bootstrap.dpkg_options if layer.bootstrap else ()
+        return {
+            "lock": digest(self._find_slice(layer.name).list_text()),
+            "bootstrap": digest(f"{CLEAN}{self.versions.epoch}{self.place.variant.suite}"),
+            "dpkg options": digest(json.dumps(dpkg_options)),
+        }
+
+    def _describe_layer_step(
+        self, layer: Layer, base: str, entries: list[Entry], cuda_wheels: ToolkitWheels, libraries: tuple[Wheel, ...]
+    ) -> plan.DockerfileContent:
+        """Return the content of the layer's Dockerfile; `base` is the reference of the image below."""
+        choice, shown = self.place.choice, layer.file
+        commands = ["ldconfig"] if cuda_wheels.libraries else []
+        commands += toolkit.compile_commands(libraries, self.place.variant.python)
+        for name in layer.component.of(choice):
+            commands += plan.render_component(name, self.templates, self._template_values(), shown)
+        commands += self._fill(layer.run, shown)
+        return plan.DockerfileContent(
+            describe=f"{layer.name}: {layer.describe}",
+            base=base,
+            epoch=self.versions.epoch,
+            files=bool(
+                entries or layer.artifacts.of(choice) or layer.downloads.of(choice) or cuda_wheels.wheels or libraries
+            ),
+            settings=self._settings,
+            users=tuple(self.versions.users[name] for name in layer.users.of(choice)),
+            packages=f"/{name_package_list(layer)}" if self._find_slice(layer.name).packages else "",
+            commands=tuple(plan.make_strict(command) for command in commands),
+            remove=self._fill(layer.remove, shown),
+            verify=tuple(plan.wrap_check(command) for command in self._fill(layer.verify, shown)),
+            env=tuple(sorted(layer.env.items())),
+        )
+
+    def _list_layer_entries(self, layer: Layer, *, is_bootstrapped: bool, has_base: bool) -> list[Entry]:
+        """List the layer's own files, its list of packages, and dpkg's options on a base that is not bootstrapped."""
+        place, slice_ = self.place, self._find_slice(layer.name)
+        entries = content.list_tree(own_directory(place.repository, layer.site) / "rootfs" / layer.name)
+        entries += self._list_own_files(layer)
         if slice_.packages and not is_bootstrapped:
-            entries.append(content.file(package_list(layer), slice_.list_text().encode()))
+            entries.append(content.file(name_package_list(layer), slice_.list_text().encode()))
         if layer.bootstrap and has_base and layer.bootstrap.dpkg_options:
             text = "".join(f"{option}\n" for option in layer.bootstrap.dpkg_options)
             entries.append(content.file("etc/dpkg/dpkg.cfg.d/minivm", text.encode()))
         return entries
 
-    def _own_files(self, owner: Layer | Role, shown: str) -> list[Entry]:
-        """Return what the `files` of a layer or role add; a site's role inherits some of the repository's."""
+    def _list_own_files(self, owner: Layer | Role) -> list[Entry]:
+        """List what the `files` of a layer or role add; a site's role inherits some of the repository's."""
         homes = [home for home in (owner.site, self.place.repository) if home]
         users = self.versions.users
         return [
-            item for entry in owner.files.of(self.place.choice) for item in content.resolve(entry, homes, users, shown)
+            item
+            for entry in owner.files.of(self.place.choice)
+            for item in content.resolve(entry, homes, users, owner.file)
         ]
 
     def _enable_sources(self, layer: Layer, entries: list[Entry]) -> dict[str, str]:
@@ -280,37 +298,11 @@ class Composer:
 
     def _add_role(self, role: Role) -> None:
         """Add the image of a role: the last layer, with minivm's code, the role's services and its own files."""
-        place, shown = self.place, role.file
+        place = self.place
         layers = [layer.name for layer in active_chain(place.definition, role.layer, place.choice)]
         provided, absent = capabilities(place.definition, role, place.choice)
-        entries = self._own_files(role, shown)
-        verify, commands = list(self._fill(role.verify, shown)), list[str]()
-        if role.program:
-            entries += content.program(role.program, place.variant.python, place.repository, self._tree)
-        elif role.code:
-            compiled = content.plan_json(role, place.definition, place.choice, place.repository, self._read)
-            slurm = content.slurm_json(place.definition, place.choice, self.slurm)
-            entries += content.entries(compiled, slurm, place.variant.python, place.repository, self._tree)
-        if role.code:
-            expected = expects(self.versions, place.choice, tuple(sorted(provided)))
-            entries.append(content.file(EXPECTS_PATH, expected))
-            commands += content.commands()
-            verify = [*content.verify(place.repository, role.program), *verify]
         parent = f"{LAYER}{layers[-1]}"
-        step = plan.DockerfileContent(
-            describe=f"{role.name}: {role.describe}",
-            base=self.images[parent].reference,
-            epoch=self.versions.epoch,
-            files=True,  # the SBOM, at least
-            settings=self._settings,
-            commands=tuple(commands),
-            verify=tuple(plan.verified(command) for command in verify),
-            env=tuple(sorted(role.env.items())),
-            ports=role.ports,
-            stop_signal=role.stop_signal,
-            entrypoint=content.entrypoint(place.variant.python, role.program) if role.code else (),
-            user=str(self.versions.users[role.user].uid) if role.user else "",
-        )
+        entries = self._list_role_entries(role, tuple(sorted(provided)))
         sbom = (place.repository / "images/make/sbom.py").read_bytes()
         image = PlannedImage(
             key=f"role:{role.name}",
@@ -319,9 +311,9 @@ class Composer:
             tag=f"{self.slurm}-{place.choice.flavour}",
             describe=role.describe,
             parent=parent,
-            step=step,
+            step=self._describe_role_step(role, self.images[parent].reference),
             entries=tuple(entries),
-            slices=tuple(self._slice(name) for name in layers),
+            slices=tuple(self._find_slice(name) for name in layers),
             provides=tuple(sorted(provided)),
             wheels=self.images[parent].wheels,
             absent=absent,
@@ -329,6 +321,40 @@ class Composer:
         # Capabilities and source are only on labels, so they are inputs: a label must not be out of date.
         labels = json.dumps([sorted(provided), dict(absent), self.versions.source], sort_keys=True)
         self._add(image, {"images/make/sbom.py": digest(sbom), "capabilities": digest(labels)})
+
+    def _list_role_entries(self, role: Role, provided: tuple[str, ...]) -> list[Entry]:
+        """List the role's own files, its code with what configures it, and its expectations of the machine."""
+        place = self.place
+        entries = self._list_own_files(role)
+        if role.program:
+            entries += content.list_program_entries(role.program, place.variant.python, place.repository, self._tree)
+        elif role.code:
+            compiled = content.compile_role(role, place.definition, place.choice, place.repository, self._read)
+            slurm = content.serialise_slurm(place.definition, place.choice, self.slurm)
+            entries += content.list_entries(compiled, slurm, place.variant.python, place.repository, self._tree)
+        if role.code:
+            entries.append(content.file(EXPECTS_PATH, serialise_expectations(self.versions, place.choice, provided)))
+        return entries
+
+    def _describe_role_step(self, role: Role, base: str) -> plan.DockerfileContent:
+        """Return the content of the role's Dockerfile; `base` is the reference of its last layer."""
+        place = self.place
+        checks = [*content.list_checks(place.repository, role.program)] if role.code else []
+        checks += self._fill(role.verify, role.file)
+        return plan.DockerfileContent(
+            describe=f"{role.name}: {role.describe}",
+            base=base,
+            epoch=self.versions.epoch,
+            files=True,  # the SBOM, at least
+            settings=self._settings,
+            commands=content.list_commands() if role.code else (),
+            verify=tuple(plan.wrap_check(command) for command in checks),
+            env=tuple(sorted(role.env.items())),
+            ports=role.ports,
+            stop_signal=role.stop_signal,
+            entrypoint=content.make_entrypoint(place.variant.python, role.program) if role.code else (),
+            user=str(self.versions.users[role.user].uid) if role.user else "",
+        )
 
     def _add(self, image: PlannedImage, own_inputs: Mapping[str, str]) -> None:
         """Complete the image's files, collect and hash its inputs, and add the image under the tag of that hash.
@@ -344,8 +370,8 @@ class Composer:
         for artifact, source_key in image.artifacts:
             inputs[f"artifact {source_key}{artifact.source} to {artifact.to}"] = self.images[source_key].hash
         inputs |= map(self._hash_entry, entries)
-        if not image.bootstrapped:
-            inputs["instructions"] = self.rendered.instructions(image.step)
+        if not image.is_bootstrapped:
+            inputs["instructions"] = self.rendered.hash_instructions(image.step)
         total = digest(json.dumps(inputs, sort_keys=True))
         self.images[image.key] = replace(
             image,
@@ -369,7 +395,7 @@ class Composer:
         return f"/{entry.path}"
 
 
-def package_list(layer: Layer) -> str:
+def name_package_list(layer: Layer) -> str:
     """Return the path of a layer's list of packages in the image."""
     return f"{PACKAGE_LISTS}/{layer.name}"
 
@@ -379,7 +405,7 @@ def package_list(layer: Layer) -> str:
 EXPECTS_PATH = "usr/share/minivm/expects.json"
 
 
-def expects(versions: Versions, choice: BuildChoice, provides: tuple[str, ...]) -> bytes:
+def serialise_expectations(versions: Versions, choice: BuildChoice, provides: tuple[str, ...]) -> bytes:
     """Serialise the expectations. The oldest driver is known only for a CUDA that came as wheels."""
     variant = versions.variants[choice.variant]
     data: dict[str, object] = {"format": 1}

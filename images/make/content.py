@@ -57,7 +57,7 @@ def link(path: str, to: str) -> Entry:
     return Entry(path.lstrip("/"), EntryKind.LINK, 0o777, link=to)
 
 
-def tree(root: Path, to: str = "") -> list[Entry]:
+def list_tree(root: Path, to: str = "") -> list[Entry]:
     """List a directory's content, owned by root, with 0755 for directories and executables, 0644 for the rest."""
     if not root.is_dir():
         return []
@@ -69,7 +69,7 @@ def tree(root: Path, to: str = "") -> list[Entry]:
         if item.is_symlink():
             entries.append(link(name, str(Path(item).readlink())))
         elif item.is_dir():
-            inside = tree(Path(item), name)
+            inside = list_tree(Path(item), name)
             # git has no empty directories: one without even a .gitkeep is what a checkout left of a removed package.
             if inside or (Path(item) / ".gitkeep").exists():
                 entries += [Entry(name, EntryKind.DIRECTORY, 0o755), *inside]
@@ -95,7 +95,8 @@ def resolve(entry: FileEntry, homes: Sequence[Path], users: Mapping[str, User], 
     source = next((home / entry.source for home in homes if (home / entry.source).exists()), Path(entry.source))
     if source.is_dir():
         return [
-            replace(inside, uid=uid, gid=gid) for inside in [Entry(to, EntryKind.DIRECTORY, 0o755), *tree(source, to)]
+            replace(inside, uid=uid, gid=gid)
+            for inside in [Entry(to, EntryKind.DIRECTORY, 0o755), *list_tree(source, to)]
         ]
     if not source.is_file():
         raise ImagesError("place a file", f"{entry.source} does not exist", file=shown, field=entry.to)
@@ -158,7 +159,7 @@ sys.exit(main())
 PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\nversion = {python}\n"
 
 
-def plan_json(
+def compile_role(
     role: Role, definition: Definition, choice: BuildChoice, repository: Path, read: Callable[[Path, str], object]
 ) -> str:
     """Compile the role's services into a plan; a bad service fails the build, not the boot."""
@@ -200,7 +201,7 @@ def plan_json(
         raise ImagesError("compile the plan", str(error), file=role.file) from error
 
 
-def slurm_json(definition: Definition, choice: BuildChoice, version: str) -> str:
+def serialise_slurm(definition: Definition, choice: BuildChoice, version: str) -> str:
     """Return what init needs to know about the image's Slurm; only its name for an unknown release."""
     release = ".".join(version.split(".")[:2])
     data: dict[str, object] = {"release": release}
@@ -213,7 +214,7 @@ def slurm_json(definition: Definition, choice: BuildChoice, version: str) -> str
     return json.dumps(data, sort_keys=True) + "\n"
 
 
-def entrypoint(python: str, program: str = "") -> tuple[str, ...]:
+def make_entrypoint(python: str, program: str = "") -> tuple[str, ...]:
     """Return the command of PID 1: by path and without the site module, 10 ms faster than `python3 -I -m init`.
 
     UTF-8 mode is set explicitly, so that Python need not examine the pod's environment.
@@ -227,11 +228,11 @@ def site_packages(python: str) -> str:
     return f"{VENV}/lib/python{python}/site-packages"
 
 
-def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
+def list_entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Return everything in the last layer except the SBOM, which describes the rest."""
     site = site_packages(python)
     entries_found = [
-        *venv(python),
+        *list_venv_entries(python),
         file("etc/minivm/plan.json", plan.encode()),
         file("usr/share/minivm/slurm.json", slurm.encode()),
         file("usr/bin/minivm", LAUNCHER.format(venv=VENV, package="init").encode(), 0o755),
@@ -244,15 +245,18 @@ def entries(plan: str, slurm: str, python: str, repository: Path, tree: Tree) ->
     return entries_found
 
 
-def program(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
+def list_program_entries(package: str, python: str, repository: Path, tree: Tree) -> list[Entry]:
     """Return a pod's only program with the packages that it needs: no services, no scripts."""
-    files = [*venv(python), file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755)]
+    files = [
+        *list_venv_entries(python),
+        file(f"usr/bin/{package}", LAUNCHER.format(venv=VENV, package=package).encode(), 0o755),
+    ]
     for name in (*BELOW, package):
         files += tree(repository / name, f"{site_packages(python)}/{name}")
     return files
 
 
-def venv(python: str) -> list[Entry]:
+def list_venv_entries(python: str) -> list[Entry]:
     return [
         file(f"{VENV}/pyvenv.cfg", PYVENV.format(python=python).encode()),
         link(f"{VENV}/bin/python3", f"/usr/bin/python{python}"),
@@ -260,12 +264,12 @@ def venv(python: str) -> list[Entry]:
     ]
 
 
-def commands() -> tuple[str, ...]:
+def list_commands() -> tuple[str, ...]:
     """Compile byte code that holds no time, with the image's own interpreter."""
     return (f"/{VENV}/bin/python3 -I -m compileall -q --invalidation-mode unchecked-hash /{VENV}/lib",)
 
 
-def verify(repository: Path, program: str = "") -> tuple[str, ...]:
+def list_checks(repository: Path, program: str = "") -> tuple[str, ...]:
     """Return the commands that check the code under the image's interpreter, and the existing launchers."""
     if program:
         return (f"/{VENV}/bin/python3 -I -c 'import {program}.__main__'", f"{program} --help")

@@ -1,8 +1,8 @@
 """The types of a build: planned images, their Dockerfiles, their results, and the state of the last build.
 
-`compose.py` makes a `PlannedImage` of each layer and role, with a `DockerfileContent`, which `dockerfile` renders from
-images/templates. `BuildState` keeps the inputs of each image's last build, so that `changed` can name what differs, and
-`Rendered` the digests of rendered Dockerfiles, so that a build with nothing to do renders none.
+`compose.py` makes a `PlannedImage` of each layer and role, with a `DockerfileContent`, which `render_dockerfile` fills
+into images/templates. `BuildState` keeps the inputs of each image's last build, so that `list_changed` can name what
+differs, and `Rendered` the digests of rendered Dockerfiles, so that a build with nothing to do renders none.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class DockerfileContent:
     entrypoint: tuple[str, ...] = ()
 
     @property
-    def works(self) -> bool:
+    def has_steps(self) -> bool:
         return bool(self.users or self.packages or self.commands or self.remove or self.verify)
 
 
 @cache
-def environment(templates: Path) -> jinja2.Environment:
+def load_templates(templates: Path) -> jinja2.Environment:
     import jinja2
 
     return jinja2.Environment(
@@ -78,11 +78,11 @@ def environment(templates: Path) -> jinja2.Environment:
     )
 
 
-def dockerfile(step: DockerfileContent, templates: Path) -> str:
-    return environment(templates).get_template("Dockerfile.j2").render(step=step)
+def render_dockerfile(step: DockerfileContent, templates: Path) -> str:
+    return load_templates(templates).get_template("Dockerfile.j2").render(step=step)
 
 
-def makers(templates: Path) -> list[Path]:
+def list_makers(templates: Path) -> list[Path]:
     """List the files that decide a rendered text: the templates, this module, and jinja's version."""
     spec = importlib.util.find_spec("jinja2")
     assert spec is not None and spec.origin is not None
@@ -101,22 +101,22 @@ def fill_names(text: str, names: Mapping[str, str], asked_by: str) -> str:
     return NAMED.sub(value_of, text)
 
 
-def strict(command: str) -> str:
+def make_strict(command: str) -> str:
     """Wrap a compound command so that each failure counts: under `set -e`, `a && b` continues when `a` fails."""
     return f"{{ {command.rstrip(';')}; }} || exit 1" if COMPOUND.search(command) else command
 
 
-def verified(command: str) -> tuple[str, str]:
+def wrap_check(command: str) -> tuple[str, str]:
     return f"{{ {command.rstrip(';')}; }} || exit 1", shlex.quote(command)
 
 
-def component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
+def render_component(name: str, templates: Path, values: Mapping[str, object], asked_by: str) -> tuple[str, ...]:
     """Render a component's template to commands, one a line; a backslash at the end joins the next."""
     import jinja2
 
     shown = f"images/templates/{name}.sh.j2"
     try:
-        text = environment(templates).get_template(f"{name}.sh.j2").render(values)
+        text = load_templates(templates).get_template(f"{name}.sh.j2").render(values)
     except jinja2.TemplateNotFound as error:
         raise ImagesError("find the component", f"{shown} does not exist", file=asked_by, field="component") from error
     except jinja2.TemplateError as error:
@@ -171,7 +171,7 @@ class PlannedImage:
         return self.key.startswith("role:")
 
     @property
-    def bootstrapped(self) -> bool:
+    def is_bootstrapped(self) -> bool:
         return not self.parent and not self.base
 
 
@@ -185,7 +185,7 @@ class Composed:
     def role(self, name: str) -> PlannedImage:
         return self.images[f"role:{name}"]
 
-    def needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[PlannedImage]:
+    def list_needed(self, roles: Iterable[str], present: Container[str] = ()) -> list[PlannedImage]:
         """List the images under these targets in build order, with the builders of their artifacts.
 
         A builder is left out if all images that use its artifacts are among the references that are `present`.
@@ -308,39 +308,39 @@ class Rendered:
 
     def __init__(self, templates: Path, path: Path | None = None) -> None:
         self.templates, self.path = templates, path
-        self.stamps = self.stamped()
-        self.makers = self.read()
-        self.known = self.written()
+        self.stamps = self.read_stamps()
+        self.makers = self.hash_makers()
+        self.known = self.read_digests()
         self.used: dict[str, str] = {}
 
-    def written(self) -> dict[str, str]:
+    def read_digests(self) -> dict[str, str]:
         try:
             data = json.loads(self.path.read_text()) if self.path else {}
             return {k: v for k, v in data.items() if isinstance(v, str) and DIGEST.fullmatch(v)}
         except (OSError, ValueError, AttributeError, RecursionError):
             return {}
 
-    def stamped(self) -> list[tuple[int, int]]:
+    def read_stamps(self) -> list[tuple[int, int]]:
         """Return inodes and change times: unlike modification times, an edit that is undone still changes them."""
-        return [(status.st_ino, status.st_ctime_ns) for status in (path.stat() for path in makers(self.templates))]
+        return [(status.st_ino, status.st_ctime_ns) for status in (path.stat() for path in list_makers(self.templates))]
 
-    def read(self) -> str:
-        return "".join(digest(maker.read_bytes()) for maker in makers(self.templates))
+    def hash_makers(self) -> str:
+        return "".join(digest(maker.read_bytes()) for maker in list_makers(self.templates))
 
-    def instructions(self, step: DockerfileContent) -> str:
+    def hash_instructions(self, step: DockerfileContent) -> str:
         """Return the digest of a Dockerfile, without its base: the base's tag is an input of its own."""
         key = digest(f"{self.makers}{step!r}")
         if key not in self.used:
             self.used[key] = self.known.get(key) or digest(
-                dockerfile(step, self.templates).replace(step.base, "parent", 1)
+                render_dockerfile(step, self.templates).replace(step.base, "parent", 1)
             )
         return self.used[key]
 
     def keep(self) -> None:
         """Save the digests, those used last at the end, which stay longest."""
         # A template edited during this build may have been rendered in its old or its new form.
-        if not self.path or self.used.keys() <= self.known.keys() or self.stamped() != self.stamps:
+        if not self.path or self.used.keys() <= self.known.keys() or self.read_stamps() != self.stamps:
             return
         with suppress(OSError), lock_for_adding(self.path):  # a full disk, or another user's tree
-            rest = {key: value for key, value in self.written().items() if key not in self.used}
+            rest = {key: value for key, value in self.read_digests().items() if key not in self.used}
             write_whole(self.path, json.dumps(dict(list({**rest, **self.used}.items())[-KEPT:])), 0o600)

@@ -23,7 +23,7 @@ from images.host import OWN_ENGINE
 from images.make import build
 from images.make.build import advise, ensure_base
 from images.make.compose import Composer
-from images.make.plan import Composed, PlannedImage, dockerfile
+from images.make.plan import Composed, PlannedImage, render_dockerfile
 from images.make.progress import Plain
 from images.settings import BuildSettings
 
@@ -172,8 +172,8 @@ def test_qemu_is_told_which_processor_to_play_while_an_image_is_built_and_the_im
     """
     for arch, expected in (("arm64", 'ARG QEMU_CPU="cortex-a72"\n'), ("amd64", "")):
         for image in composed(arch).images.values():
-            if image.step.works and not image.bootstrapped:
-                before, _, after = dockerfile(image.step, ROOT / "images/templates").partition("RUN ")
+            if image.step.has_steps and not image.is_bootstrapped:
+                before, _, after = render_dockerfile(image.step, ROOT / "images/templates").partition("RUN ")
                 assert expected in before and after, image.key
                 assert "QEMU" not in before.replace(expected, "") + after + repr(image.step.env), image.key
 
@@ -266,7 +266,7 @@ def told(engine: str, settings: BuildSettings, arch: str, bootstrapped: bool, wh
     session = Session(ROOT, settings, DEFINITION, place(arch))
     session._engine = cast("DockerEngine", SimpleNamespace(arch=engine, chosen=lambda: (where, "DOCKER_HOST")))
     try:
-        session.check_architecture([cast("PlannedImage", SimpleNamespace(bootstrapped=bootstrapped))])
+        session.check_architecture([cast("PlannedImage", SimpleNamespace(is_bootstrapped=bootstrapped))])
     except ImagesError as error:
         return str(error)
     return ""

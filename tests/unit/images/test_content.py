@@ -35,7 +35,7 @@ def test_the_same_files_in_any_order_and_at_any_time_give_the_same_bytes(tmp_pat
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(name)
     (tmp_path / "a/etc/x").touch()
-    first, second = (packed(content.complete(content.tree(tmp_path / name), {})) for name in ("a", "b"))
+    first, second = (packed(content.complete(content.list_tree(tmp_path / name), {})) for name in ("a", "b"))
     assert first == second
     assert all(member.mtime == EPOCH and not member.uname for member in members(first).values())
 
@@ -74,7 +74,7 @@ def test_executables_stay_executable_and_byte_code_stays_out(tmp_path: Path) -> 
     (tmp_path / "__pycache__/x.pyc").write_text("")
     (tmp_path / "removed/package/__pycache__").mkdir(parents=True)
     (tmp_path / "bin/link").symlink_to("run")
-    found = {entry.path: entry for entry in content.tree(tmp_path, "/usr")}
+    found = {entry.path: entry for entry in content.list_tree(tmp_path, "/usr")}
     assert found.keys() == {"usr/bin", "usr/bin/run", "usr/bin/read", "usr/bin/link"}
     assert (found["usr/bin/run"].mode, found["usr/bin/read"].mode, found["usr/bin/link"].link) == (0o755, 0o644, "run")
 

@@ -15,7 +15,7 @@ from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.spec import EntryKind
 from images.engine.builder import StepFailed, split_dockerfile
 from images.make.build import explain_failures, move_entries
-from images.make.plan import BuildResult, DockerfileContent, PlannedImage, dockerfile, strict
+from images.make.plan import BuildResult, DockerfileContent, PlannedImage, make_strict, render_dockerfile
 from images.make.progress import Plain, print_results
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "images/templates"
@@ -80,7 +80,7 @@ def test_no_space_is_no_traceback(image: PlannedImage, tmp_path: Path) -> None:
 def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -> None:
     step = DockerfileContent("x", "base", 7, True, settings=(("QEMU_CPU", "one"),), commands=("a b", "c"),
                             env=(("LANG", "C"),), ports=(22,), stop_signal="SIGINT", entrypoint=("/x",))  # fmt: skip
-    before, script, defaults = split_dockerfile(dockerfile(step, TEMPLATES))
+    before, script, defaults = split_dockerfile(render_dockerfile(step, TEMPLATES))
     assert before == '# x\nFROM base\nADD layer.tar /\nENV LANG="C"\n'
     assert defaults == {"MINIVM_SOURCES": "", "MINIVM_CA": "", "QEMU_CPU": "one"}
     assert script.startswith("set -eu; umask 022; export SOURCE_DATE_EPOCH=7 ")
@@ -90,7 +90,7 @@ def test_a_step_is_taken_out_of_its_instructions_as_the_engine_would_read_it() -
 
 
 def test_instructions_without_a_step_have_no_script() -> None:
-    assert split_dockerfile(dockerfile(DockerfileContent("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
+    assert split_dockerfile(render_dockerfile(DockerfileContent("x", "base", 7, True, ports=(22,)), TEMPLATES))[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_instructions_without_a_step_have_no_script() -> None:
     [("make", False), ("a && b", True), ("a || b", True), ("a; b", True), ("if a; then b; fi", True)],
 )  # fmt: skip
 def test_a_compound_command_is_wrapped_so_that_each_failure_counts(command: str, wrapped: bool) -> None:
-    assert strict(command) == (f"{{ {command}; }} || exit 1" if wrapped else command)
+    assert make_strict(command) == (f"{{ {command}; }} || exit 1" if wrapped else command)
 
 
 def test_the_bootstrap_installs_the_locked_versions_though_newer_ones_are_there() -> None:

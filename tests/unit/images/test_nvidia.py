@@ -44,7 +44,7 @@ def images(place: LockContext) -> Mapping[str, PlannedImage]:
 def rendered(image: PlannedImage, definition: Definition) -> str:
     """Return the Dockerfile and the layer's inputs: packages, downloads, artifacts of other layers and sources."""
     layer = definition.layers[image.name]
-    text = plan.dockerfile(image.step, ROOT / "images/templates")
+    text = plan.render_dockerfile(image.step, ROOT / "images/templates")
     # The parent's tag is a hash of everything below it; this test depends only on which image is the parent.
     text = text.replace(f"FROM {image.step.base}", f"FROM {image.parent or 'the vendor base'}")
     lists = {

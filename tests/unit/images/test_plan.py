@@ -17,7 +17,7 @@ from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine.store import Additions, config
 from images.make.compose import Composer
-from images.make.content import Entry, entrypoint
+from images.make.content import Entry, make_entrypoint
 from images.make.plan import Composed, PlannedImage, list_changed
 from images.settings import BuildSettings
 
@@ -134,7 +134,7 @@ def test_a_sites_settings_change_no_hash(repository: Path, settings: dict[str, s
 
 def test_images_come_after_what_they_need(repository: Path) -> None:
     composed = compose(repository)
-    order = [image.key for image in composed.needed(["small"])]
+    order = [image.key for image in composed.list_needed(["small"])]
     for key in order:
         assert all(order.index(need) < order.index(key) for need in composed.images[key].needs)
     assert order.index("layer:aside") < order.index("layer:top")
@@ -198,7 +198,7 @@ def test_the_projects_own_roles_compile(repository: Path) -> None:
             continue
         assert b'"role"' in found["etc/minivm/plan.json"].read()
         # PID 1's entrypoint exists in the image, and its options skip everything that startup does not need.
-        _, *options, script = entrypoint("3.13")
+        _, *options, script = make_entrypoint("3.13")
         assert script.lstrip("/") in found and options == ["-I", "-S", "-Xutf8"]
 
 

@@ -27,20 +27,20 @@ def templates(tmp_path: Path) -> Path:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[DockerfileContent]:
     """Record the steps that are rendered."""
     steps: list[DockerfileContent] = []
-    real = plan.dockerfile
+    real = plan.render_dockerfile
 
     def dockerfile(step: DockerfileContent, templates: Path) -> str:
         steps.append(step)
         return real(step, templates)
 
-    monkeypatch.setattr(plan, "dockerfile", dockerfile)
+    monkeypatch.setattr(plan, "render_dockerfile", dockerfile)
     return steps
 
 
 def kept(templates: Path, *steps: DockerfileContent) -> Rendered:
     found = Rendered(templates, templates.parent / "state/debian.rendered.json")
     for step in steps:
-        assert found.instructions(step) == Rendered(templates).instructions(step)
+        assert found.hash_instructions(step) == Rendered(templates).hash_instructions(step)
     found.keep()
     return found
 
@@ -49,7 +49,7 @@ def test_nothing_is_rendered_twice(templates: Path, made: list[DockerfileContent
     kept(templates, STEP)
     made.clear()
     again = Rendered(templates, templates.parent / "state/debian.rendered.json")
-    assert again.instructions(STEP)
+    assert again.hash_instructions(STEP)
     assert made == []
     before = again.path.stat() if again.path else None
     again.keep()
@@ -69,19 +69,19 @@ def test_nothing_is_rendered_twice(templates: Path, made: list[DockerfileContent
 def test_another_step_is_another(step: DockerfileContent, templates: Path, made: list[DockerfileContent]) -> None:
     kept(templates, STEP)
     made.clear()
-    Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(step)
+    Rendered(templates, templates.parent / "state/debian.rendered.json").hash_instructions(step)
     assert made == [step]
 
 
 def test_a_template_of_the_same_size_and_time_is_another(templates: Path, made: list[DockerfileContent]) -> None:
     kept(templates, STEP)
     path = templates / "Dockerfile.j2"
-    time, before = path.stat().st_mtime_ns, kept(templates).instructions(STEP)
+    time, before = path.stat().st_mtime_ns, kept(templates).hash_instructions(STEP)
     path.write_text(path.read_text().replace("umask 022", "umask 077"))
     os.utime(path, ns=(time, time))
-    plan.environment.cache_clear()  # simulates another process
+    plan.load_templates.cache_clear()  # simulates another process
     made.clear()
-    assert kept(templates, STEP).instructions(STEP) != before
+    assert kept(templates, STEP).hash_instructions(STEP) != before
     assert made[0] == STEP
 
 
@@ -89,13 +89,13 @@ def test_another_jinja_renders_anew(
     templates: Path, made: list[DockerfileContent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kept(templates, STEP)
-    *others, library = plan.makers(templates)
+    *others, library = plan.list_makers(templates)
     assert "__version__" in library.read_text() and library.parent.name == "jinja2"
     newer = tmp_path / "__init__.py"
     newer.write_text(library.read_text() + "# newer\n")
-    monkeypatch.setattr(plan, "makers", lambda _: [*others, newer])
+    monkeypatch.setattr(plan, "list_makers", lambda _: [*others, newer])
     made.clear()
-    Rendered(templates, templates.parent / "state/debian.rendered.json").instructions(STEP)
+    Rendered(templates, templates.parent / "state/debian.rendered.json").hash_instructions(STEP)
     assert made == [STEP]
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_file_costs_time_alone(text: str, templates: Path, made: list[
     kept(templates, STEP)
     assert made[0] == STEP
     made.clear()
-    assert Rendered(templates, found.path).instructions(STEP) and made == []
+    assert Rendered(templates, found.path).hash_instructions(STEP) and made == []
 
 
 def test_where_it_cannot_be_written_nothing_is_said(templates: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_no_digest_is_not_believed(templates: Path) -> None:
     (key,) = found.used
     for value in ('""', '"latest"', f'"{"A" * 64}"', f'"{"0" * 63}"', "1" * 64, "[]"):
         found.path.write_text(f'{{"{key}": {value}}}')
-        assert Rendered(templates, found.path).instructions(STEP) == Rendered(templates).instructions(STEP)
+        assert Rendered(templates, found.path).hash_instructions(STEP) == Rendered(templates).hash_instructions(STEP)
 
 
 def test_what_was_rendered_while_somebody_edited_is_not_kept(templates: Path) -> None:
@@ -130,10 +130,10 @@ def test_what_was_rendered_while_somebody_edited_is_not_kept(templates: Path) ->
     before = path.read_text()
     found = Rendered(templates, templates.parent / "state/debian.rendered.json")
     path.write_text(before.replace("umask 022", "umask 077"))
-    found.instructions(STEP)
+    found.hash_instructions(STEP)
     found.keep()
     path.write_text(before)
-    plan.environment.cache_clear()
+    plan.load_templates.cache_clear()
     kept(templates, STEP)
 
 
@@ -142,10 +142,10 @@ def test_what_somebody_edited_and_took_back_meanwhile_is_not_kept_either(templat
     before = path.read_text()
     found = Rendered(templates, templates.parent / "state/debian.rendered.json")
     path.write_text(before.replace("umask 022", "umask 077"))
-    found.instructions(STEP)
+    found.hash_instructions(STEP)
     path.write_text(before)
     found.keep()
-    plan.environment.cache_clear()
+    plan.load_templates.cache_clear()
     kept(templates, STEP)
 
 
@@ -154,12 +154,12 @@ def test_two_builds_at_once_keep_what_each_has_made(templates: Path, made: list[
     place = templates.parent / "state/debian.rendered.json"
     both = Rendered(templates, place), Rendered(templates, place)
     for one, step in zip(both, (STEP, other), strict=True):
-        one.instructions(step)
+        one.hash_instructions(step)
     for one in both:
         one.keep()
     made.clear()
     last = Rendered(templates, place)
-    assert last.instructions(STEP) != last.instructions(other) and made == []
+    assert last.hash_instructions(STEP) != last.hash_instructions(other) and made == []
     place = place.with_name("debian.json")
     inputs = BuildState(place), BuildState(place)
     for one_state, name in zip(inputs, ("a", "b"), strict=True):
@@ -179,6 +179,6 @@ def test_it_does_not_grow(templates: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def key(templates: Path, step: DockerfileContent) -> str:
     found = Rendered(templates)
-    found.instructions(step)
+    found.hash_instructions(step)
     (one,) = found.used
     return one

@@ -90,7 +90,9 @@ def test_every_release_reads_the_state_of_those_before_it() -> None:
 
 def plan_of(role: str, release: str, definition: Definition = DEFINITION) -> dict[str, Any]:
     chosen = choose_build(definition, "debian", release)
-    found: dict[str, Any] = json.loads(content.plan_json(definition.roles[role], definition, chosen, ROOT, read_yaml))
+    found: dict[str, Any] = json.loads(
+        content.compile_role(definition.roles[role], definition, chosen, ROOT, read_yaml)
+    )
     return dict(found["services"])
 
 
@@ -241,7 +243,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
 def test_a_tarball_that_a_site_has_given_is_told_by_its_setting(tmp_path: Path) -> None:
     tarball = tmp_path / "slurm.tar.gz"
     settings = BuildSettings(slurm="source", slurm_tarball=str(tarball), slurm_version="26.05.3", slurm_sha256="a" * 64)
-    pin = compose.pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
+    pin = compose.map_pins(replace(place(tmp_path, "source"), settings=settings))["slurm"]
     for why in ("No such file or directory", f"checksum mismatch for {tarball}: pinned {'a' * 64}, found "):
         with pytest.raises(ImagesError, match=why) as caught:
             fetch(pin, tmp_path / "kept", settings)

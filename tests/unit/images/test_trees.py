@@ -133,16 +133,16 @@ def test_a_source_of_the_sites_is_a_setting_and_a_typo_an_error() -> None:
         read({}, ["sources=/a"])
     from images.archive.lock import LockContext
     from images.definition.spec import BuildChoice, SlurmSource
-    from images.make.compose import pins
+    from images.make.compose import map_pins
 
     definition, choice = load(ROOT), BuildChoice("debian", SlurmSource.PACKAGE, release="24.11")
     place = LockContext(ROOT, definition, choice, BuildSettings(sources="enrot=/b"))
     with pytest.raises(ImagesError, match="no source 'enrot'") as caught:
-        pins(place)
+        map_pins(place)
     assert "enroot" in str(caught.value.hint)
     place = LockContext(ROOT, definition, choice, BuildSettings(sources="enroot=/b"))
     shipped = definition.versions.pins["enroot"]
-    assert pins(place)["enroot"] == replace(shipped, url="/b", setting="sources")
+    assert map_pins(place)["enroot"] == replace(shipped, url="/b", setting="sources")
 
 
 def test_a_source_without_a_checksum_is_trusted_on_first_sight_as_any_file(pin: Pin, tmp_path: Path) -> None:

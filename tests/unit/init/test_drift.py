@@ -9,7 +9,7 @@ import pytest
 
 from images.definition.load import load
 from images.definition.spec import BuildChoice, SlurmSource
-from images.make.compose import expects
+from images.make.compose import serialise_expectations
 from init.helpers import drift, links
 from init.helpers.drift import Expected, Machine
 from init.helpers.links import LinkState
@@ -297,15 +297,16 @@ def test_a_policy_that_does_not_exist_is_told(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(("cuda", "driver", "others"), [("13.5", "580", {"12.9"}), ("12.9", "525.60.13", {"13.5"})])
 def test_the_build_writes_what_the_chosen_cuda_needs(cuda: str, driver: str, others: set[str]) -> None:
     versions = load(ROOT).versions
-    data = json.loads(expects(versions, BuildChoice("debian", SlurmSource.PACKAGE, cuda), ("cuda", "nccl", "rdma")))
+    data = json.loads(
+        serialise_expectations(versions, BuildChoice("debian", SlurmSource.PACKAGE, cuda), ("cuda", "nccl", "rdma"))
+    )
     assert data["cuda"]["driver"] == driver and set(data["cuda"]["others"]) == others
     assert data["kernel"] == "5.3" and "ofed" not in data
 
 
 def test_what_a_role_does_not_have_it_does_not_expect() -> None:
     versions = load(ROOT).versions
-    assert set(json.loads(expects(versions, BuildChoice("debian", SlurmSource.PACKAGE, "13.5"), ("pmix",)))) == {
-        "format", "kernel",
-    }  # fmt: skip
-    nvidia = json.loads(expects(versions, BuildChoice("nvidia", SlurmSource.SOURCE), ("cuda", "rdma")))
+    choice = BuildChoice("debian", SlurmSource.PACKAGE, "13.5")
+    assert set(json.loads(serialise_expectations(versions, choice, ("pmix",)))) == {"format", "kernel"}
+    nvidia = json.loads(serialise_expectations(versions, BuildChoice("nvidia", SlurmSource.SOURCE), ("cuda", "rdma")))
     assert "cuda" not in nvidia and nvidia["ofed"] == "25.07"

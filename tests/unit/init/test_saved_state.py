@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.definition.load import choose_build, load
-from images.make.content import slurm_json
+from images.make.content import serialise_slurm
 from init.pod import release
 from init.pod.pod import Pod
 from init.prepare import saved_state
@@ -40,7 +40,7 @@ class Here:
         self.state = root / "var/spool/slurmctld"
         for directory in ("usr/share/minivm", "etc/slurm", "var/spool/slurmctld"):
             (root / directory).mkdir(parents=True)
-        facts = slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version)
+        facts = serialise_slurm(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version)
         (root / release.FILE[1:]).write_text(facts)
         (root / "etc/slurm/slurm.conf").write_text(conf)
         self.client, self.asked = root / "mariadb", root / "asked"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from images.definition.load import choose_build, load
-from images.make.content import slurm_json
+from images.make.content import serialise_slurm
 from init.pod.release import Release, parse_release
 from init.slurm import client
 
@@ -23,7 +23,7 @@ OTHER = b"HTTP/1.1 405 METHOD_NOT_ALLOWED\r\n\r\n"
 
 
 def of(version: str) -> Release | None:
-    return parse_release(slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version))
+    return parse_release(serialise_slurm(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version))
 
 
 @contextmanager

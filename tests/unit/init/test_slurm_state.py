@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from images.definition.load import choose_build, load
-from images.make.content import slurm_json
+from images.make.content import serialise_slurm
 from init.errors import ConfigError
 from init.pod import release
 from init.pod.pod import Pod
@@ -24,7 +24,7 @@ STATE = "var/spool/slurmctld"
 
 def facts(version: str) -> str:
     wish = "source" if version.startswith("26.11") else version[:5]
-    return slurm_json(DEFINITION, choose_build(DEFINITION, "debian", wish, version), version)
+    return serialise_slurm(DEFINITION, choose_build(DEFINITION, "debian", wish, version), version)
 
 
 def header(number: int) -> bytes:

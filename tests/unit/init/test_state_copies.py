@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from images.definition.load import choose_build, load
-from images.make.content import slurm_json
+from images.make.content import serialise_slurm
 from init import state_cli
 from init.errors import ConfigError
 from init.helpers import backups
@@ -59,7 +59,7 @@ class Here:
         self.pod = Pod({"MINIVM_ACCOUNTING": "none"}, root)
 
     def version(self, version: str) -> None:
-        facts = slurm_json(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version)
+        facts = serialise_slurm(DEFINITION, choose_build(DEFINITION, "debian", version[:5]), version)
         (self.root / release.FILE[1:]).write_text(facts)
 
     def configure(self, text: str) -> None:
