@@ -14,7 +14,7 @@ import click
 from gitsync.errors import GitsyncError
 from gitsync.layout import ZERO, is_commit
 from gitsync.settings import GitsyncSettings, from_environment
-from gitsync.state import GitsyncState, load_state, read_pin, summary, trouble
+from gitsync.state import GitsyncState, describe_trouble, load_state, read_pin, summarise
 from gitsync.tree import publish
 from ground.errors import nearest
 from ground.version import VERSION
@@ -52,7 +52,7 @@ def why_published(settings: GitsyncSettings, state: GitsyncState, live: str | No
     if state.failures:
         lines.append(f"the last {state.failures} cycles failed: {state.last_error}")
     if len(lines) == 1:
-        lines.append("nothing newer is known" + (f": {trouble(state, settings)}" if state.last_error else ""))
+        lines.append("nothing newer is known" + (f": {describe_trouble(state, settings)}" if state.last_error else ""))
     return lines
 
 
@@ -61,7 +61,7 @@ def full_commit(settings: GitsyncSettings, text: str) -> str:
     if text == ZERO or is_commit(text):
         return text
     names = {published.commit for published in load_state(settings.layout.state).commits}
-    names |= set(publish.present(settings.layout))
+    names |= set(publish.list_trees(settings.layout))
     matches = sorted(name for name in names if is_commit(name) and name.startswith(text))
     if len(text) < SHORTEST or len(matches) != 1:
         raise GitsyncError(
@@ -108,7 +108,7 @@ def once() -> None:
 
     settings = _settings()
     state = run_cycle(settings)
-    click.echo(summary(state, settings))
+    click.echo(summarise(state, settings))
     if state.failures or state.quarantine is not None:
         sys.exit(1)
 
@@ -126,17 +126,17 @@ def status(as_json: bool) -> None:
     """Show what is published, since when, and what is wrong. Exit 1 if something is wrong."""
     settings = _settings()
     state = load_state(settings.layout.state)
-    live = publish.current(settings.layout)
+    live = publish.read_current(settings.layout)
     if as_json:
         data = asdict(state) | {
-            "current": live, "pin": read_pin(settings.layout), "trees": publish.present(settings.layout),
-            "trouble": trouble(state, settings), "repo": settings.repo, "ref": str(settings.ref),
+            "current": live, "pin": read_pin(settings.layout), "trees": publish.list_trees(settings.layout),
+            "trouble": describe_trouble(state, settings), "repo": settings.repo, "ref": str(settings.ref),
         }  # fmt: skip
         click.echo(json.dumps(data, indent=1, sort_keys=True))
     else:
         for name, value in _lines(settings, state, live):
             click.echo(f"{name:<10} {value}")
-    if live is None or trouble(state, settings):
+    if live is None or describe_trouble(state, settings):
         sys.exit(1)
 
 
@@ -177,7 +177,7 @@ def _lines(settings: GitsyncSettings, state: GitsyncState, live: str | None) -> 
 def why() -> None:
     """Explain why this commit is published and no other: one sentence a line, the deciding one last."""
     settings = _settings()
-    for line in why_published(settings, load_state(settings.layout.state), publish.current(settings.layout)):
+    for line in why_published(settings, load_state(settings.layout.state), publish.read_current(settings.layout)):
         click.echo(line)
 
 

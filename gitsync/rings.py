@@ -89,18 +89,18 @@ def reason_to_wait(
     return f"after the canaries, in {first + delay - now:.0f} s" if now < first + delay else ""
 
 
-def signature(body: bytes, secret: bytes) -> str:
+def compute_signature(body: bytes, secret: bytes) -> str:
     """Compute the value of X-Hub-Signature-256 for a body."""
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
-def authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
+def is_authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
     """Verify a request: GitHub and Gitea sign the body, GitLab sends the secret itself. Pure."""
     if not secret:
         return False
     given = headers.get("x-hub-signature-256", "")
     if given:
-        return hmac.compare_digest(given.encode(), signature(body, secret).encode())
+        return hmac.compare_digest(given.encode(), compute_signature(body, secret).encode())
     token = headers.get("x-gitlab-token", "")
     return bool(token) and hmac.compare_digest(token.encode(), secret)
 
@@ -148,7 +148,7 @@ def send_result(url: str, pod: str, commit: str, *, ok: bool, reason: str = "", 
     body = json.dumps({"pod": pod, "commit": commit, "ok": ok, "reason": reason[:300]}).encode()
     request = Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
     if key := read_secret(secret):
-        request.add_header("X-Hub-Signature-256", signature(body, key))
+        request.add_header("X-Hub-Signature-256", compute_signature(body, key))
     reply = _exchange(request)
     return reply is not None and reply[0] == 204
 

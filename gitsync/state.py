@@ -93,49 +93,49 @@ class GitsyncState:
         """The published commit and the earlier ones, newest first."""
         return [each for each in (self.published, *self.history) if each is not None]
 
-    def formerly(self, commit: str) -> Published | None:
+    def find_former(self, commit: str) -> Published | None:
         """Find an earlier published commit."""
         return next((old for old in self.history if old.commit == commit), None)
 
-    def attempted(self, now: float) -> GitsyncState:
+    def record_attempt(self, now: float) -> GitsyncState:
         return replace(self, last_attempt=now)
 
-    def succeeded(self, now: float) -> GitsyncState:
+    def record_success(self, now: float) -> GitsyncState:
         """Record that the repository answered, whether or not its commit was taken."""
         return replace(self, failures=0, last_error="", last_success=now)
 
-    def failed(self, error: str, now: float) -> GitsyncState:
+    def record_failure(self, error: str, now: float) -> GitsyncState:
         return replace(self, failures=self.failures + 1, last_error=error, last_error_at=now)
 
-    def unsaved(self, error: str) -> GitsyncState:
+    def record_save_failure(self, error: str) -> GitsyncState:
         """Record that the state could not be saved, without hiding an earlier error."""
         return replace(self, last_error=self.last_error or error)
 
-    def took(self, step: str, seconds: float) -> GitsyncState:
+    def record_duration(self, step: str, seconds: float) -> GitsyncState:
         return replace(self, durations={**self.durations, step: round(seconds, 4)})
 
-    def following(self, oid: str) -> GitsyncState:
+    def record_tip(self, oid: str) -> GitsyncState:
         """Record what the ref points to now."""
         return replace(self, tip_oid=oid)
 
-    def waiting(self, candidate: Candidate) -> GitsyncState:
+    def record_candidate(self, candidate: Candidate) -> GitsyncState:
         return replace(self, candidate=candidate)
 
-    def refused(self, quarantine: Quarantine) -> GitsyncState:
+    def record_refusal(self, quarantine: Quarantine) -> GitsyncState:
         return replace(self, quarantine=quarantine, candidate=None, refused_total=self.refused_total + 1)
 
-    def left_alone(self, quarantine: Quarantine) -> GitsyncState:
+    def record_rollback(self, quarantine: Quarantine) -> GitsyncState:
         """Record that a person rolled back from a commit; does not count as a refusal."""
         return replace(self, quarantine=quarantine, candidate=None)
 
-    def released(self) -> GitsyncState:
+    def end_quarantine(self) -> GitsyncState:
         return replace(self, quarantine=None)
 
-    def looked_over(self, published: Published, now: float) -> GitsyncState:
+    def record_check(self, published: Published, now: float) -> GitsyncState:
         """Record that the live tree matches its commit, with that commit's details."""
         return replace(self, published=published, candidate=None, looked_at=now)
 
-    def with_published(self, published: Published) -> GitsyncState:
+    def record_publication(self, published: Published) -> GitsyncState:
         """Record that a tree went live; the previous one joins the history, newest first."""
         before = self.published
         history = self.history
@@ -194,7 +194,7 @@ def write_pin(layout: Layout, commit: str, now: float) -> None:
 FAILURES_TO_MENTION = 3
 
 
-def trouble(state: GitsyncState, settings: GitsyncSettings) -> str:
+def describe_trouble(state: GitsyncState, settings: GitsyncSettings) -> str:
     """Describe in one sentence what is wrong; empty when all is well. Pure."""
     live = state.published.commit[:12] if state.published else "nothing"
     if state.quarantine is not None:
@@ -206,7 +206,7 @@ def trouble(state: GitsyncState, settings: GitsyncSettings) -> str:
     return ""
 
 
-def metrics_text(state: GitsyncState, settings: GitsyncSettings, now: float) -> str:
+def render_metrics(state: GitsyncState, settings: GitsyncSettings, now: float) -> str:
     """Render the state in Prometheus text format. Pure."""
     published = state.published
     lines: list[str] = []
@@ -247,11 +247,11 @@ def set_condition(control: Path, text: str) -> bool:
     return answer is not None and answer.get("ok") is True
 
 
-def summary(state: GitsyncState, settings: GitsyncSettings) -> str:
+def summarise(state: GitsyncState, settings: GitsyncSettings) -> str:
     """Summarise for sd_notify's STATUS= what is published, and why nothing newer is. Pure."""
     published = state.published
     live = f"{published.commit[:12]}" + (f" of {published.ref}" if published.ref else "") if published else "nothing"
-    if problem := trouble(state, settings):
+    if problem := describe_trouble(state, settings):
         return problem
     if state.candidate is not None:
         return f"{live}; {state.candidate.commit[:12]} waits: {state.candidate.reason}"

@@ -27,7 +27,7 @@ from gitsync.cycle.run import begin, run_cycle
 from gitsync.errors import GitsyncError
 from gitsync.rings import first_delay, next_delay
 from gitsync.settings import GitsyncSettings, from_environment
-from gitsync.state import load_state, summary
+from gitsync.state import load_state, summarise
 from gitsync.tree import publish
 from ground.sockets import notify
 
@@ -141,8 +141,8 @@ class Loop:
         """Send STATUS to the service manager, and READY once there is a tree."""
         state = load_state(self.settings.layout.state)
         self.failures = max(state.failures, self.failures)
-        text = f"STATUS={summary(state, self.settings)}"
-        live = publish.current(self.settings.layout) is not None
+        text = f"STATUS={summarise(state, self.settings)}"
+        live = publish.read_current(self.settings.layout) is not None
         if live and not self.ready:
             self.ready = True
             text = f"READY=1\n{text}"

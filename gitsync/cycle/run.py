@@ -31,16 +31,16 @@ from gitsync.state import (
     GitsyncState,
     Published,
     Quarantine,
+    describe_trouble,
     load_state,
-    metrics_text,
     read_pin,
+    render_metrics,
     save_state,
     set_condition,
-    trouble,
 )
 from gitsync.tree import check, publish
-from gitsync.tree.admit import admit, kinds_on_disk
-from gitsync.tree.publish import damage, write_tree
+from gitsync.tree.admit import admit, list_kinds_on_disk
+from gitsync.tree.publish import find_damage, write_tree
 from ground.files import write_if_possible
 
 
@@ -63,7 +63,7 @@ class Cycle:
         try:
             yield
         finally:
-            self.state = self.state.took(step, time.monotonic() - started)
+            self.state = self.state.record_duration(step, time.monotonic() - started)
 
 
 # The node's ring: ask whether this node may take a commit, and report this node's result.
@@ -81,7 +81,7 @@ def is_my_turn(cycle: Cycle, tip: Tip) -> bool:
         ring_asked=settings.ring_url is not None,
     )  # fmt: skip
     if reason:
-        cycle.state = cycle.state.waiting(replace(candidate, reason=reason))
+        cycle.state = cycle.state.record_candidate(replace(candidate, reason=reason))
     return not reason
 
 
@@ -106,7 +106,7 @@ def refuse(cycle: Cycle, oid: str, commit: str, step: str, error: GitsyncError) 
     """Quarantine a commit and report it to the ring. The published tree stays."""
     reason = str(error)
     quarantine = Quarantine(oid, commit, step, reason, time.time(), cycle.settings.policy())
-    cycle.state = cycle.state.refused(quarantine)
+    cycle.state = cycle.state.record_refusal(quarantine)
     cycle.log.append(f"refused {commit[:12] or oid[:12]}: {reason}")
     cycle.save()
     report_to_ring(cycle, commit or oid, ok=False, reason=reason)
@@ -114,7 +114,7 @@ def refuse(cycle: Cycle, oid: str, commit: str, step: str, error: GitsyncError) 
 
 def leave_alone(cycle: Cycle, oid: str, commit: str, reason: str) -> None:
     """Quarantine a commit that a person rolled back from. An empty policy marks a person's decision."""
-    cycle.state = cycle.state.left_alone(Quarantine(oid, commit, "rollback", reason, time.time(), ""))
+    cycle.state = cycle.state.record_rollback(Quarantine(oid, commit, "rollback", reason, time.time(), ""))
 
 
 # Publication at a person's request.
@@ -140,7 +140,7 @@ def publish_zero(cycle: Cycle) -> None:
     if cycle.live != ZERO:
         publish.point(layout, ZERO)
         cycle.live = ZERO
-        cycle.state = cycle.state.with_published(Published(ZERO, time.time()))
+        cycle.state = cycle.state.record_publication(Published(ZERO, time.time()))
         cycle.log.append("published generation zero")
 
 
@@ -159,12 +159,12 @@ def _publish_commit(cycle: Cycle, commit: str) -> None:
         raise
     except GitsyncError:
         # The server does not answer. A tree that was published here was verified and checked here: use it.
-        old = cycle.state.formerly(commit)
+        old = cycle.state.find_former(commit)
         if old is None or not layout.tree(commit).is_dir():
             raise
         publish.point(layout, commit)
         cycle.live = commit
-        cycle.state = cycle.state.with_published(replace(old, at=time.time()))
+        cycle.state = cycle.state.record_publication(replace(old, at=time.time()))
 
 
 LOCK_WAIT = 30.0
@@ -191,9 +191,9 @@ def run_cycle(
     publish.prepare(layout)
     with hold_lock(layout.lock, lock_wait) as lock:
         healed = publish.heal(layout)
-        cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), healed)
+        cycle = Cycle(settings, lock, load_state(layout.state), publish.read_current(layout), healed)
         recover(cycle)
-        cycle.state = cycle.state.attempted(time.time())
+        cycle.state = cycle.state.record_attempt(time.time())
         try:
             if only is not None:
                 publish_by_hand(cycle, only, leave=leave)
@@ -201,7 +201,7 @@ def run_cycle(
                 _attempt(cycle, compare)
         except (GitsyncError, OSError) as error:
             text = str(error) if isinstance(error, GitsyncError) else f"cannot finish the cycle: {error}"
-            cycle.state = cycle.state.failed(text, time.time())
+            cycle.state = cycle.state.record_failure(text, time.time())
             if only is not None:
                 _finish(cycle)
                 raise
@@ -214,7 +214,7 @@ def begin(settings: GitsyncSettings) -> None:
     layout = settings.layout
     publish.prepare(layout)
     with hold_lock(layout.lock, LOCK_WAIT) as lock:
-        cycle = Cycle(settings, lock, load_state(layout.state), publish.current(layout), publish.heal(layout))
+        cycle = Cycle(settings, lock, load_state(layout.state), publish.read_current(layout), publish.heal(layout))
         before = cycle.state
         recover(cycle)
         if cycle.state != before:
@@ -227,7 +227,7 @@ def recover(cycle: Cycle) -> None:
     """Give readers a tree and make the state agree with the link, before any other step."""
     layout = cycle.settings.layout
     if cycle.live is None:
-        trees = set(publish.present(layout))
+        trees = set(publish.list_trees(layout))
         last_good = next((each.commit for each in cycle.state.commits if each.commit in trees), None)
         if last_good is None and layout.zero.is_dir():
             last_good = ZERO
@@ -237,15 +237,17 @@ def recover(cycle: Cycle) -> None:
             cycle.live = last_good
     published = cycle.state.published
     if cycle.live is not None and (published is None or published.commit != cycle.live):
-        old = cycle.state.formerly(cycle.live) or Published(cycle.live, 0.0)
-        cycle.state = cycle.state.with_published(replace(old, at=publish.since(layout, otherwise=time.time())))
+        old = cycle.state.find_former(cycle.live) or Published(cycle.live, 0.0)
+        cycle.state = cycle.state.record_publication(
+            replace(old, at=publish.read_link_time(layout, otherwise=time.time()))
+        )
 
 
 def repair(cycle: Cycle, reader: CommitReader, tip: Tip) -> None:
     """Compare the published tree with its commit; replace a damaged tree atomically."""
     layout = cycle.settings.layout
     entries = reader.entries(tip.commit, cycle.settings.subdir)
-    damaged = damage(layout.tree(tip.commit), entries)
+    damaged = find_damage(layout.tree(tip.commit), entries)
     if damaged is None:
         return
     with publish.beginning(layout) as target:
@@ -259,12 +261,12 @@ def prune(cycle: Cycle) -> None:
     """Remove old trees and the git objects that only they need."""
     settings, layout = cycle.settings, cycle.settings.layout
     # Read the link again: a step that failed just after the swap left `cycle.live` out of date.
-    cycle.live = publish.current(layout)
+    cycle.live = publish.read_current(layout)
     if cycle.live is None:
         return
     history = [(each.commit, each.at) for each in cycle.state.commits]
-    prunable = publish.prunable(
-        publish.present(layout), cycle.live, history, settings.keep, settings.keep_seconds, time.time()
+    prunable = publish.list_prunable(
+        publish.list_trees(layout), cycle.live, history, settings.keep, settings.keep_seconds, time.time()
     )
     for commit in prunable:
         if publish.remove_tree(layout, commit) and layout.repository.is_dir():
@@ -296,10 +298,10 @@ def _finish(cycle: Cycle) -> None:
         cycle.save()
     except OSError as error:
         cycle.log.append(f"cannot save the state: {error}")
-        cycle.state = cycle.state.unsaved(f"cannot save the state: {error}")
+        cycle.state = cycle.state.record_save_failure(f"cannot save the state: {error}")
     forward_reports(cycle)
-    write_if_possible(settings.metrics, metrics_text(cycle.state, settings, time.time()))
-    set_condition(settings.control, trouble(cycle.state, settings))
+    write_if_possible(settings.metrics, render_metrics(cycle.state, settings, time.time()))
+    set_condition(settings.control, describe_trouble(cycle.state, settings))
     for line in cycle.log:
         print(f"gitsync: {line}", flush=True)
 
@@ -310,37 +312,37 @@ def advance(cycle: Cycle, compare: bool) -> None:
     pin = read_pin(settings.layout)
     if pin == ZERO:
         publish_zero(cycle)
-        return _succeeded(cycle)
+        return _record_success(cycle)
     if settings.repo is None:
-        return _succeeded(cycle)
+        return _record_success(cycle)
     ref = Ref(RefKind.COMMIT, pin) if pin else settings.ref
     transfer.ensure_repository(settings.layout.repository)
     with cycle.timed("fetch"):
         if not _fetch(cycle, ref):
-            return _succeeded(cycle)
-    if _nothing_new(cycle, compare):
-        return _succeeded(cycle)
+            return _record_success(cycle)
+    if _is_up_to_date(cycle, compare):
+        return _record_success(cycle)
 
     with open_repository(settings.layout.repository) as reader:
         tip = reader.tip(transfer.FETCHED)
         if pin is None:
-            cycle.state = cycle.state.following(tip.oid)
+            cycle.state = cycle.state.record_tip(tip.oid)
         if cycle.state.quarantine is not None and not cycle.state.is_quarantined(tip.oid, cycle.settings.policy()):
-            cycle.state = cycle.state.released()
+            cycle.state = cycle.state.end_quarantine()
         refused = cycle.state.quarantine is not None
         if tip.commit == cycle.live and (refused or _passed_current_policy(cycle)):
             repair(cycle, reader, tip)
             _record_details(cycle, tip, ref)
-            return _succeeded(cycle)
+            return _record_success(cycle)
         if refused:
-            return _succeeded(cycle)
+            return _record_success(cycle)
         candidate = cycle.state.candidate
         if candidate is None or candidate.oid != tip.oid:
-            cycle.state = cycle.state.waiting(Candidate(tip.oid, tip.commit, time.time()))
+            cycle.state = cycle.state.record_candidate(Candidate(tip.oid, tip.commit, time.time()))
             cycle.save()
         if pin is not None or tip.commit == cycle.live or is_my_turn(cycle, tip):
             take(cycle, reader, tip, ref)
-    return _succeeded(cycle)
+    return _record_success(cycle)
 
 
 def _passed_current_policy(cycle: Cycle) -> bool:
@@ -359,30 +361,30 @@ def _record_details(cycle: Cycle, tip: Tip, ref: Ref) -> None:
     complete = replace(
         published, oid=tip.oid, ref=str(ref), author=tip.author, subject=tip.subject, committed=tip.committed
     )
-    cycle.state = cycle.state.looked_over(complete, time.time())
+    cycle.state = cycle.state.record_check(complete, time.time())
 
 
-def _succeeded(cycle: Cycle) -> None:
-    cycle.state = cycle.state.succeeded(time.time())
+def _record_success(cycle: Cycle) -> None:
+    cycle.state = cycle.state.record_success(time.time())
 
 
 def _fetch(cycle: Cycle, ref: Ref) -> bool:
     """Fetch the ref; return False while its newest commit is too large to fetch."""
     settings, quarantine = cycle.settings, cycle.state.quarantine
     if quarantine is not None and quarantine.step == "transfer":
-        oid = transfer.remote_oid(settings, ref, cycle.lock)
+        oid = transfer.read_remote_oid(settings, ref, cycle.lock)
         if cycle.state.is_quarantined(oid, cycle.settings.policy()):
             return False
     try:
         transfer.fetch(settings, ref, cycle.lock)
     except TooLarge as error:
-        oid = transfer.remote_oid(settings, ref, cycle.lock)
+        oid = transfer.read_remote_oid(settings, ref, cycle.lock)
         refuse(cycle, oid, "", "transfer", error)
         return False
     return True
 
 
-def _nothing_new(cycle: Cycle, compare: bool) -> bool:
+def _is_up_to_date(cycle: Cycle, compare: bool) -> bool:
     """Tell whether the ref has not moved and no work is left: the end of most cycles."""
     oid, published = transfer.read_fetched_oid(cycle.settings.layout.repository), cycle.state.published
     if not oid or compare or time.time() - cycle.state.looked_at > COMPARE_PERIOD:
@@ -411,7 +413,7 @@ def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool
             published = cycle.state.published
             newer_than = None if manual else published.committed if published else 0.0
             signer, entries = admit(
-                cycle.settings, ref, tip, reader, newer_than=newer_than, kinds_before=lambda: _kinds_before(cycle)
+                cycle.settings, ref, tip, reader, newer_than=newer_than, kinds_before=lambda: _list_kinds_before(cycle)
             )
         step = "check"
         build(cycle, reader, tip, entries)
@@ -422,21 +424,21 @@ def take(cycle: Cycle, reader: CommitReader, tip: Tip, ref: Ref, *, manual: bool
         refuse(cycle, tip.oid, tip.commit, step, error)
     except Stalled as error:
         candidate = cycle.state.candidate or Candidate(tip.oid, tip.commit, time.time())
-        cycle.state = cycle.state.waiting(replace(candidate, stalls=candidate.stalls + 1))
+        cycle.state = cycle.state.record_candidate(replace(candidate, stalls=candidate.stalls + 1))
         if manual or candidate.stalls + 1 < MAX_STALLS:
             raise
         refuse(cycle, tip.oid, tip.commit, step, error)
 
 
-def _kinds_before(cycle: Cycle) -> frozenset[str]:
+def _list_kinds_before(cycle: Cycle) -> frozenset[str]:
     live = cycle.live
-    return frozenset() if live is None else kinds_on_disk(cycle.settings.layout.tree(live))
+    return frozenset() if live is None else list_kinds_on_disk(cycle.settings.layout.tree(live))
 
 
 def build(cycle: Cycle, reader: CommitReader, tip: Tip, entries: list[CommitFile]) -> None:
     """Write and check trees/<commit>. An intact tree of that name is used as it is."""
     settings, layout = cycle.settings, cycle.settings.layout
-    if layout.tree(tip.commit).is_dir() and damage(layout.tree(tip.commit), entries) is None:
+    if layout.tree(tip.commit).is_dir() and find_damage(layout.tree(tip.commit), entries) is None:
         return
     live = None if cycle.live == ZERO else cycle.live
     old = reader.entries_if_known(live, settings.subdir) if live else None
@@ -451,11 +453,11 @@ def build(cycle: Cycle, reader: CommitReader, tip: Tip, entries: list[CommitFile
             f"{tip.commit[:12]}: {len(entries)} files, {written.bytes} bytes in {len(written.files)} of them written"
         )
         with cycle.timed("check"):
-            commands = [*check.standard_commands(target, entries)]
+            commands = [*check.list_standard_commands(target, entries)]
             if settings.check_command:
                 commands.append(list(settings.check_command))
             check.check(target, entries, known_good, commands, settings.check_timeout)
-            changed = damage(target, entries)
+            changed = find_damage(target, entries)
             if changed:
                 raise RefusedCommit("run the commit's checks", f"they changed the tree: {changed}")
         with cycle.timed("publish"):
@@ -470,7 +472,7 @@ def _go_live(cycle: Cycle, tip: Tip, ref: Ref, signer: str, entries: list[Commit
     cycle.live = tip.commit
     now = time.time()
     published = as_published(tip, ref, signer, entries, settings.policy(), now)
-    cycle.state = cycle.state.with_published(published).looked_over(published, now)
+    cycle.state = cycle.state.record_publication(published).record_check(published, now)
     cycle.log.append(f"published {tip.commit[:12]} of {ref}" + (f", signed by {signer}" if signer else ""))
     cycle.save()
     report_to_ring(cycle, tip.commit, ok=True)

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gitsync.rings import authentic, read_secret
+from gitsync.rings import is_authentic, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
 
 LARGEST = 5 << 20
@@ -59,7 +59,7 @@ def _hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:
+def make_handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPRequestHandler]:
     """Build the request handler for this secret."""
 
     class WebhookHandler(BaseHTTPRequestHandler):
@@ -73,7 +73,7 @@ def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPReq
                 return 413
             body = self.rfile.read(length)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            if len(body) < length or not authentic(headers, body, read_secret(secret)):
+            if len(body) < length or not is_authentic(headers, body, read_secret(secret)):
                 return 403
             poke()
             return 202
@@ -93,7 +93,7 @@ def handler(secret: Path | None, poke: Callable[[], object]) -> type[BaseHTTPReq
 def serve(settings: GitsyncSettings) -> None:
     """Listen until the process ends."""
     address = split_address(settings.webhook or "", "MINIVM_GITSYNC_WEBHOOK")
-    with Listener(address, handler(settings.webhook_secret, lambda: poke(settings))) as server:
+    with Listener(address, make_handler(settings.webhook_secret, lambda: poke(settings))) as server:
         server.serve_forever()
 
 

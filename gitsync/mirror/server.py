@@ -32,9 +32,9 @@ from urllib.parse import parse_qs, urlsplit
 from gitsync.errors import GitsyncError
 from gitsync.mirror.update import inside
 from gitsync.repo import child
-from gitsync.rings import Board, authentic, next_delay, read_secret
+from gitsync.rings import Board, is_authentic, next_delay, read_secret
 from gitsync.settings import GitsyncSettings, content_length, split_address
-from gitsync.state import load_state, summary
+from gitsync.state import load_state, summarise
 from gitsync.tree import publish
 from ground.sockets import notify
 
@@ -78,7 +78,7 @@ def unpack(body: bytes) -> bytes | None:
     return unpacked if len(unpacked) <= LARGEST else None
 
 
-def wants(body: bytes) -> set[str] | None:
+def parse_wants(body: bytes) -> set[str] | None:
     """Return the hashes that a request to upload-pack wants; None when it is not a sequence of packet lines. Pure.
 
     git itself, in protocol 2, serves any object by its hash, so the mirror must check them.
@@ -173,7 +173,7 @@ class MirrorCounters:
             self._numbers[name] += by
             self._numbers["open_peak"] = max(self._numbers["open_peak"], self._numbers["open"])
 
-    def text(self) -> str:
+    def render(self) -> str:
         with self._lock:
             return "".join(f"minivm_gitsync_mirror_{name} {number}\n" for name, number in self._numbers.items())
 
@@ -196,7 +196,7 @@ class Mirror:
         state = load_state(self.settings.layout.state)
         published = state.published
         if body is not None:
-            objects = wants(body)
+            objects = parse_wants(body)
             if objects is None or not objects <= {name for each in state.commits for name in (each.oid, each.commit)}:
                 return None
         # The key holds a digest: any client may send a body of a MiB.
@@ -214,7 +214,7 @@ class Mirror:
         if body is None:
             argv.append("--http-backend-info-refs")
         argv.append(str(self.repository))
-        env = child.environment({"GIT_PROTOCOL": protocol} if protocol else {})
+        env = child.make_environment({"GIT_PROTOCOL": protocol} if protocol else {})
         with self.gits:
             try:
                 done = subprocess.run(argv, input=body or b"", capture_output=True, env=env, timeout=120, check=False)
@@ -242,7 +242,7 @@ class Mirror:
         if state.published is not None:
             self.board.see(state.published.commit)
             notify("READY=1")
-        notify(f"STATUS={summary(state, self.settings)}")
+        notify(f"STATUS={summarise(state, self.settings)}")
         return max(state.failures, 1 if done.returncode else 0)
 
 
@@ -268,38 +268,38 @@ class MirrorHandler(BaseHTTPRequestHandler):
         self.server.mirror.counters.add("requests")
         parts = urlsplit(self.path)
         if parts.path == f"{REPOSITORY}/info/refs":
-            self.info_refs(parse_qs(parts.query).get("service", [""])[0])
+            self.serve_info_refs(parse_qs(parts.query).get("service", [""])[0])
         elif parts.path.startswith("/ring/"):
             view = self.server.mirror.board.view(parts.path.removeprefix("/ring/"))
             body = json.dumps(view or {"first_seen": None, "good": 0, "failed": 0, "reasons": []}).encode()
             self.answer(200, body, "application/json")
         elif parts.path == "/metrics":
-            self.answer(200, self.server.mirror.counters.text().encode(), "text/plain; version=0.0.4")
+            self.answer(200, self.server.mirror.counters.render().encode(), "text/plain; version=0.0.4")
         else:
             self.answer(404)
 
     def do_POST(self) -> None:
         self.server.mirror.counters.add("requests")
-        body = self.body()
+        body = self.read_body()
         if body is None:
             self.close_connection = True
             return self.answer(413)
         if self.path == f"{REPOSITORY}/git-upload-pack":
-            return self.packs(body)
+            return self.serve_packs(body)
         if self.path == "/ring":
-            return self.ring(body)
+            return self.receive_result(body)
         if self.path == "/webhook":
-            return self.webhook(body)
+            return self.receive_webhook(body)
         return self.answer(404)
 
-    def protocol(self) -> str:
+    def read_protocol(self) -> str:
         header = self.headers.get("Git-Protocol", "")
         return header if PROTOCOL.fullmatch(header) else ""
 
-    def info_refs(self, service: str) -> None:
+    def serve_info_refs(self, service: str) -> None:
         if service != "git-upload-pack":
             return self.answer(403)
-        reply = self.server.mirror.upload_pack(self.protocol(), None)
+        reply = self.server.mirror.upload_pack(self.read_protocol(), None)
         if reply is None:
             return self.answer(503)
         # Protocol 2 begins with its version; older ones begin with the name of the service.
@@ -307,29 +307,29 @@ class MirrorHandler(BaseHTTPRequestHandler):
             reply = b"001e# service=git-upload-pack\n0000" + reply
         return self.answer(200, reply, "application/x-git-upload-pack-advertisement")
 
-    def packs(self, body: bytes) -> None:
-        reply = self.server.mirror.upload_pack(self.protocol(), body)
+    def serve_packs(self, body: bytes) -> None:
+        reply = self.server.mirror.upload_pack(self.read_protocol(), body)
         if reply is None:
             return self.answer(503)
         return self.answer(200, reply, "application/x-git-upload-pack-result")
 
     def is_signed(self, body: bytes, secret: Path | None) -> bool:
-        return authentic({name.lower(): value for name, value in self.headers.items()}, body, read_secret(secret))
+        return is_authentic({name.lower(): value for name, value in self.headers.items()}, body, read_secret(secret))
 
-    def ring(self, body: bytes) -> None:
+    def receive_result(self, body: bytes) -> None:
         mirror = self.server.mirror
         if mirror.settings.ring_secret is not None and not self.is_signed(body, mirror.settings.ring_secret):
             return self.answer(403)
         return self.answer(204 if mirror.board.report(body) else 400)
 
-    def webhook(self, body: bytes) -> None:
+    def receive_webhook(self, body: bytes) -> None:
         mirror = self.server.mirror
         if not self.is_signed(body, mirror.settings.webhook_secret):
             return self.answer(403)
         mirror.hurry.set()
         return self.answer(202)
 
-    def body(self) -> bytes | None:
+    def read_body(self) -> bytes | None:
         """Read and decompress the request's body; None without a length, or when either size is too large."""
         length = content_length(self.headers.get("Content-Length", ""), LARGEST)
         if length is None:

@@ -15,9 +15,9 @@ from gitsync.repo import transfer
 from gitsync.repo.child import HeldLock, hold_lock
 from gitsync.repo.reader import CommitReader, Tip, as_published, open_repository
 from gitsync.settings import GitsyncSettings, Ref, RefKind, from_environment
-from gitsync.state import GitsyncState, Quarantine, load_state, save_state, summary
+from gitsync.state import GitsyncState, Quarantine, load_state, save_state, summarise
 from gitsync.tree import publish
-from gitsync.tree.admit import admit, kinds
+from gitsync.tree.admit import admit, list_kinds
 
 # Branch under which the mirror serves a commit that MINIVM_GITSYNC_REF names by its hash.
 PINNED = "refs/heads/pinned"
@@ -40,14 +40,14 @@ def update(settings: GitsyncSettings) -> GitsyncState:
     publish.prepare(layout)
     with hold_lock(layout.lock, 30.0) as lock:
         publish.heal(layout)
-        state = before = load_state(layout.state).attempted(time.time())
+        state = before = load_state(layout.state).record_attempt(time.time())
         try:
-            state = _fetch_and_verify(settings, state, lock, time.time()).succeeded(time.time())
+            state = _fetch_and_verify(settings, state, lock, time.time()).record_success(time.time())
         except (GitsyncError, OSError) as error:
-            state = state.failed(str(error), time.time())
+            state = state.record_failure(str(error), time.time())
         save_state(layout.state, state)
         if state.published != before.published:
-            print(f"gitsync mirror: serves {summary(state, settings)}", flush=True)
+            print(f"gitsync mirror: serves {summarise(state, settings)}", flush=True)
         return state
 
 
@@ -57,7 +57,7 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
     transfer.fetch(settings, settings.ref, lock)
     oid = transfer.read_fetched_oid(repository)
     if state.published is not None and oid == state.published.oid:
-        return state.released()
+        return state.end_quarantine()
     if state.is_quarantined(oid, settings.policy()):
         return state
     with open_repository(repository) as reader:
@@ -66,24 +66,24 @@ def _fetch_and_verify(settings: GitsyncSettings, state: GitsyncState, lock: Held
             signer, entries = admit(
                 settings, settings.ref, tip, reader,
                 newer_than=state.published.committed if state.published else 0.0,
-                kinds_before=lambda: _kinds_before(settings, reader, state),
+                kinds_before=lambda: _list_kinds_before(settings, reader, state),
             )  # fmt: skip
         except RefusedCommit as error:
             quarantine = Quarantine(tip.oid, tip.commit, "verify", str(error), now, settings.policy())
             print(f"gitsync mirror: refused {tip.commit[:12]}: {error}", flush=True)
-            return state.refused(quarantine)
+            return state.record_refusal(quarantine)
     _serve_commit(settings, tip, lock)
     published = as_published(tip, settings.ref, signer, entries, settings.policy(), now)
-    state = state.with_published(published).released()
+    state = state.record_publication(published).end_quarantine()
     transfer.drop_kept(repository, {each.commit for each in state.commits}, lock)
     transfer.tidy(settings, lock)
     return state
 
 
-def _kinds_before(settings: GitsyncSettings, reader: CommitReader, state: GitsyncState) -> frozenset[str]:
+def _list_kinds_before(settings: GitsyncSettings, reader: CommitReader, state: GitsyncState) -> frozenset[str]:
     """Return the kinds of scripts in the commit served now, read from the repository: the mirror has no trees."""
     entries = reader.entries_if_known(state.published.commit, settings.subdir) if state.published else None
-    return kinds(entry.path for entry in entries or ())
+    return list_kinds(entry.path for entry in entries or ())
 
 
 def _serve_commit(settings: GitsyncSettings, tip: Tip, lock: HeldLock) -> None:

@@ -36,7 +36,7 @@ class Done:
     err: str
 
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def make_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Build a child's environment: no git configuration but the repository's, no prompt, messages in English."""
     env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     env |= {
@@ -64,7 +64,7 @@ def run(
 ) -> Done:
     """Run a child to its end or deadline; afterwards its whole process group is gone.
 
-    `env` adds to `environment`; `largest_file` bounds every file that the child writes.
+    `env` adds to `make_environment`; `largest_file` bounds every file that the child writes.
     """
     words = [os.fspath(word) for word in argv]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -78,7 +78,7 @@ def run(
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(env),
+            env=make_environment(env),
             cwd=cwd,
             process_group=0,
             pass_fds=tuple(keep_open),
@@ -123,7 +123,7 @@ def _read_start_time(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
-def _lives(cycle: str) -> bool:
+def _is_alive(cycle: str) -> bool:
     pid, _, started = cycle.partition(":")
     try:
         return _read_start_time(int(pid)) == started
@@ -169,4 +169,4 @@ def hold_lock(path: Path, wait: float) -> Iterator[HeldLock]:
 
 def _dead_owner(fd: int) -> str:
     owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
-    return "" if _lives(owner) else owner
+    return "" if _is_alive(owner) else owner

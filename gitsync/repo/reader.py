@@ -71,7 +71,7 @@ def open_repository(path: Path) -> Iterator[CommitReader]:
     except (git.exc.InvalidGitRepositoryError, git.exc.NoSuchPathError) as error:
         raise Damaged("open the repository", str(error) or type(error).__name__, file=path) from None
     try:
-        repository.git.update_environment(**child.environment())
+        repository.git.update_environment(**child.make_environment())
         yield CommitReader(repository)
     except (git.exc.BadObject, git.exc.ODBError, git.exc.GitCommandError) as error:
         raise Damaged("read the repository", " ".join(str(error).split())[:300], file=path) from None

@@ -152,7 +152,7 @@ def fetch(settings: GitsyncSettings, ref: Ref, lock: HeldLock) -> None:
     raise GitsyncError(f"fetch {ref}", _reason(done), hint=_hint(done.err))
 
 
-def remote_oid(settings: GitsyncSettings, ref: Ref, lock: HeldLock) -> str:
+def read_remote_oid(settings: GitsyncSettings, ref: Ref, lock: HeldLock) -> str:
     """Ask the server what the ref points to, without a transfer."""
     if ref.kind is RefKind.COMMIT:
         return ref.name

@@ -60,7 +60,7 @@ def _last(output: str) -> str:
     return lines[-1][:200] if lines else "git printed no reason"
 
 
-def signature(settings: GitsyncSettings, ref: Ref, tip: Tip) -> str:
+def verify_signature(settings: GitsyncSettings, ref: Ref, tip: Tip) -> str:
     """Return the signer's name, or raise RefusedCommit with the reason. Empty when verification is off.
 
     A tag's own signature counts first, because it covers the commit that it names; then the commit's.
@@ -121,7 +121,7 @@ def _verify(settings: GitsyncSettings, command: str, oid: str, revoked: Path | N
     return judge(done.status, f"{done.err}\n{done.out.decode(errors='replace')}")
 
 
-def not_backward(settings: GitsyncSettings, ref: Ref, tip: Tip, published: float, floor: float) -> None:
+def refuse_backward(settings: GitsyncSettings, ref: Ref, tip: Tip, published: float, floor: float) -> None:
     """Refuse a branch's commit that is older than the published one, or than `floor` when nothing is published.
 
     A well signed older commit is a force push, or a server that serves old commits.
@@ -186,17 +186,17 @@ def parse_marker(text: bytes) -> Marker:
         raise ValueError(f"not_before: {error}") from None
 
 
-def kinds(paths: Iterable[str]) -> frozenset[str]:
+def list_kinds(paths: Iterable[str]) -> frozenset[str]:
     """Return the kinds of scripts of which a list of files has at least one."""
     parts = (path.rpartition("/") for path in paths)
     return frozenset(kind for kind, _, name in parts if kind in KINDS and is_script(name))
 
 
-def kinds_on_disk(tree: Path) -> frozenset[str]:
-    return kinds(f"{kind}/{path.name}" for kind in KINDS for path in tree.glob(f"{kind}/*") if path.is_file())
+def list_kinds_on_disk(tree: Path) -> frozenset[str]:
+    return list_kinds(f"{kind}/{path.name}" for kind in KINDS for path in tree.glob(f"{kind}/*") if path.is_file())
 
 
-def floor(settings: GitsyncSettings) -> float:
+def find_floor(settings: GitsyncSettings) -> float:
     """Return the oldest commit date that a node without a published commit accepts from a branch.
 
     It is the operator's MINIVM_GITSYNC_NOT_BEFORE, or generation zero's `not_before`.
@@ -236,7 +236,9 @@ def check_marker(
         # A ref that is a whole hash cannot lead to another repository's commit, so its tree needs no marker.
         hint = f'add one that says {{"name": "{settings.name}"}} in a signed commit'
         raise wrong(f"it has no {MARKER}", hint=hint)
-    lost = sorted((kinds_on_disk(settings.zero) | kinds_before) - kinds(entry.path for entry in entries) - without)
+    lost = sorted(
+        (list_kinds_on_disk(settings.zero) | kinds_before) - list_kinds(entry.path for entry in entries) - without
+    )
     if lost:
         raise RefusedCommit(
             "accept the commit as complete",
@@ -253,7 +255,7 @@ LONGEST_LINK = 4096
 MAX_REPORTED = 20
 
 
-def allowed(path: str, patterns: Sequence[str]) -> bool:
+def is_allowed(path: str, patterns: Sequence[str]) -> bool:
     """Tell whether a pattern matches the path, name by name, or a directory above it."""
     names = path.split("/")
     for pattern in patterns:
@@ -263,7 +265,7 @@ def allowed(path: str, patterns: Sequence[str]) -> bool:
     return False
 
 
-def bad_name(path: str) -> str | None:
+def explain_bad_name(path: str) -> str | None:
     """Explain why a path is unacceptable. git's own checks refuse most of these; a hostile server skips them."""
     try:
         path.encode()
@@ -281,9 +283,9 @@ def bad_name(path: str) -> str | None:
     return None
 
 
-def bad_entry(entry: CommitFile, settings: GitsyncSettings) -> str | None:
+def explain_bad_entry(entry: CommitFile, settings: GitsyncSettings) -> str | None:
     """Explain why one file is unacceptable."""
-    if reason := bad_name(entry.path):
+    if reason := explain_bad_name(entry.path):
         return reason
     kind, permissions = entry.mode >> 12, entry.mode & 0o7777
     if kind == SUBMODULE:
@@ -292,7 +294,7 @@ def bad_entry(entry: CommitFile, settings: GitsyncSettings) -> str | None:
         return f"its mode {entry.mode:o} is not that of a file"
     if permissions & 0o7000:
         return f"its mode {entry.mode:o} is setuid, setgid or sticky"
-    if entry.path != MARKER and not allowed(entry.path, settings.paths):
+    if entry.path != MARKER and not is_allowed(entry.path, settings.paths):
         return f"it is outside the allowed paths ({', '.join(settings.paths)})"
     if kind == LINK and entry.size > LONGEST_LINK:
         return "it is a symbolic link whose target is too long"
@@ -301,7 +303,7 @@ def bad_entry(entry: CommitFile, settings: GitsyncSettings) -> str | None:
     return None
 
 
-def violations(entries: Iterable[CommitFile], settings: GitsyncSettings) -> list[str]:
+def list_violations(entries: Iterable[CommitFile], settings: GitsyncSettings) -> list[str]:
     """List everything wrong with a commit's files, worst last, so that a person can fix all of it at once."""
     problems: list[str] = []
     paths: set[str] = set()
@@ -309,7 +311,7 @@ def violations(entries: Iterable[CommitFile], settings: GitsyncSettings) -> list
     for entry in entries:
         count += 1
         total += entry.size
-        reason = "it is listed twice" if entry.path in paths else bad_entry(entry, settings)
+        reason = "it is listed twice" if entry.path in paths else explain_bad_entry(entry, settings)
         paths.add(entry.path)
         if reason and len(problems) < MAX_REPORTED:
             problems.append(f"{entry.path!r}: {reason}")
@@ -338,11 +340,11 @@ def admit(
     `newer_than` is the date of the published commit, None to allow an older one; `kinds_before` returns the kinds of
     scripts in the published tree.
     """
-    signer = signature(settings, ref, tip)
+    signer = verify_signature(settings, ref, tip)
     if newer_than is not None:
-        not_backward(settings, ref, tip, newer_than, floor(settings))
+        refuse_backward(settings, ref, tip, newer_than, find_floor(settings))
     entries = reader.entries(tip.commit, settings.subdir)
-    if problems := violations(entries, settings):
+    if problems := list_violations(entries, settings):
         raise RefusedCommit("use the commit", "; ".join(problems))
     check_marker(settings, ref, entries, kinds_before())
     return signer, entries

@@ -24,7 +24,7 @@ MAX_REPORTED = 10
 FIRST_LINE = 256
 
 
-def interpreter(first_line: bytes) -> list[str]:
+def read_interpreter(first_line: bytes) -> list[str]:
     """Return the words after `#!`; empty without one."""
     if not first_line.startswith(b"#!"):
         return []
@@ -33,7 +33,7 @@ def interpreter(first_line: bytes) -> list[str]:
     return [word for word in words if word]
 
 
-def program(words: Sequence[str]) -> str:
+def name_program(words: Sequence[str]) -> str:
     """Name the program that runs a script: `bash` for `/bin/bash -e`, `python3` for `/usr/bin/env -S python3 -I`."""
     if not words:
         return ""
@@ -44,9 +44,9 @@ def program(words: Sequence[str]) -> str:
     return name
 
 
-def language(path: str, words: Sequence[str]) -> str:
+def detect_language(path: str, words: Sequence[str]) -> str:
     """Return a file's language: `sh`, `bash`, `dash`, `python`, `data`, or empty for one that is not parsed."""
-    runs = program(words)
+    runs = name_program(words)
     if runs in SHELLS or (not runs and path.endswith((".sh", ".bash"))):
         return runs or "bash"
     if runs.startswith("python") or (not runs and path.endswith(".py")):
@@ -60,7 +60,7 @@ def is_script(path: str) -> bool:
     return directory in EXECUTED and layout.is_script(name)
 
 
-def shape(entry: CommitFile, words: Sequence[str]) -> str | None:
+def explain_bad_shape(entry: CommitFile, words: Sequence[str]) -> str | None:
     """Explain what is wrong with a script's first line or mode."""
     if any("\r" in word for word in words):
         return "its first line ends in a carriage return, which the kernel takes for part of the interpreter's name"
@@ -71,12 +71,12 @@ def shape(entry: CommitFile, words: Sequence[str]) -> str | None:
     if words and entry.is_executable:
         if not words[0].startswith("/") or shutil.which(words[0], path=child.PATH) is None:
             return f"its interpreter {words[0]} is not on this node"
-        if shutil.which(program(words), path=child.PATH) is None:
-            return f"its interpreter {program(words)} is not on this node"
+        if shutil.which(name_program(words), path=child.PATH) is None:
+            return f"its interpreter {name_program(words)} is not on this node"
     return None
 
 
-def first_line(path: Path) -> bytes:
+def read_first_line(path: Path) -> bytes:
     with path.open("rb") as source:
         return source.read(FIRST_LINE)
 
@@ -95,10 +95,10 @@ def check(
     for entry in entries:
         if entry in known_good or entry.is_link:
             continue
-        words = interpreter(first_line(tree / entry.path))
-        if reason := shape(entry, words):
+        words = read_interpreter(read_first_line(tree / entry.path))
+        if reason := explain_bad_shape(entry, words):
             problems.append(f"{entry.path}: {reason}")
-        kind = language(entry.path, words)
+        kind = detect_language(entry.path, words)
         if kind in SHELLS:
             shells.setdefault(kind, []).append(entry.path)
         elif kind:
@@ -151,7 +151,7 @@ def parse_python(tree: Path, paths: Sequence[str], timeout: float) -> list[str]:
     return [f"one of {len(paths)} Python files ended the compiler with status {done.status}: {done.err[-200:]}"]
 
 
-def standard_commands(tree: Path, entries: Iterable[CommitFile]) -> list[list[str]]:
+def list_standard_commands(tree: Path, entries: Iterable[CommitFile]) -> list[list[str]]:
     """Return the command that tries a tree's health checks on recorded outputs, if the tree has any."""
     if not any(entry.path.startswith(("health.d/", "active.d/")) for entry in entries):
         return []

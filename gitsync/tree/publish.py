@@ -40,7 +40,7 @@ def mode_of(entry: CommitFile) -> int:
     return 0o555 if entry.is_executable else 0o444
 
 
-def untouched(path: str, entry: CommitFile) -> bool:
+def is_untouched(path: str, entry: CommitFile) -> bool:
     """Tell by its inode whether the file at `path` matches the entry."""
     try:
         inode = os.lstat(path)
@@ -56,11 +56,11 @@ def untouched(path: str, entry: CommitFile) -> bool:
     )
 
 
-def damage(path: Path, entries: Iterable[CommitFile]) -> str | None:
+def find_damage(path: Path, entries: Iterable[CommitFile]) -> str | None:
     """Describe the first file of a tree that is missing, changed or added; None for an intact tree."""
     expected = {entry.path for entry in entries}
     for entry in entries:
-        if not untouched(f"{path}/{entry.path}", entry):
+        if not is_untouched(f"{path}/{entry.path}", entry):
             return f"{entry.path} is missing or was changed"
     for base, directories, files in os.walk(path):
         # Byte code that an interpreter left is not damage.
@@ -101,7 +101,7 @@ def write_tree(
         if before is None or same is None or not _link(before[0], same, entry, target):
             fresh.append(entry)
     size = 0
-    for batch in batches(fresh):
+    for batch in split_batches(fresh):
         for entry, content in zip(batch, read_blobs(repository, batch), strict=True):
             _write_file(f"{target}/{entry.path}", entry, content)
             size += len(content)
@@ -111,7 +111,7 @@ def write_tree(
 
 def _link(old_tree: Path, old: CommitFile, new: CommitFile, target: Path) -> bool:
     source = f"{old_tree}/{old.path}"
-    if (old.oid, mode_of(old), new.is_link) != (new.oid, mode_of(new), False) or not untouched(source, old):
+    if (old.oid, mode_of(old), new.is_link) != (new.oid, mode_of(new), False) or not is_untouched(source, old):
         return False
     try:
         os.link(source, f"{target}/{new.path}", follow_symlinks=False)
@@ -154,7 +154,7 @@ def check_links(target: Path, entries: Iterable[CommitFile]) -> None:
             raise RefusedCommit("use the commit", f"the link {entry.path!r} leads to nothing ({destination!r})")
 
 
-def batches(entries: Sequence[CommitFile]) -> Iterator[list[CommitFile]]:
+def split_batches(entries: Sequence[CommitFile]) -> Iterator[list[CommitFile]]:
     """Split entries into lists of a few MiB: bounded memory, and far fewer processes than files."""
     batch: list[CommitFile] = []
     size = 0
@@ -306,7 +306,7 @@ def heal(layout: Layout) -> list[str]:
     return actions
 
 
-def current(layout: Layout) -> str | None:
+def read_current(layout: Layout) -> str | None:
     """Return the commit that readers get; None if the link is missing, foreign or leads nowhere."""
     try:
         commit = commit_of_link(str(layout.current.readlink()), layout.zero)
@@ -340,7 +340,7 @@ def point(layout: Layout, commit: str) -> None:
     sync_directory(layout.root)
 
 
-def prunable(
+def list_prunable(
     trees: Iterable[str], current: str | None, history: Sequence[tuple[str, float]], keep: int, keep_seconds: float,
     now: float,
 ) -> list[str]:  # fmt: skip
@@ -379,13 +379,13 @@ def remove_tree(layout: Layout, commit: str) -> bool:
     return True
 
 
-def present(layout: Layout) -> list[str]:
+def list_trees(layout: Layout) -> list[str]:
     with contextlib.suppress(OSError):
         return sorted(path.name for path in layout.trees.iterdir() if is_commit(path.name))
     return []
 
 
-def since(layout: Layout, *, otherwise: float) -> float:
+def read_link_time(layout: Layout, *, otherwise: float) -> float:
     """Return when the link last moved, by its own modification time."""
     try:
         return layout.current.lstat().st_mtime

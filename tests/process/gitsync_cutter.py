@@ -161,7 +161,7 @@ def whole(world: World, commit: str, serials: dict[str, int]) -> None:
     assert look(world.layout.tree(commit), commit, serials) is None
     left = [path.name for base in (world.layout.root, world.layout.trees) for path in base.iterdir()]
     assert not [name for name in left if name.startswith(".")], left
-    assert {path.name for path in world.layout.leases.iterdir()} == set(publish.present(world.layout))
+    assert {path.name for path in world.layout.leases.iterdir()} == set(publish.list_trees(world.layout))
     run("git", f"--git-dir={world.layout.repository}", "fsck", "--strict", "--no-dangling")
     assert not list(world.layout.repository.rglob("*.lock"))
 

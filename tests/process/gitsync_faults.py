@@ -46,13 +46,13 @@ def unfinished(kind: str) -> Callable[..., bool]:
 # In the order in which a cycle passes them.
 POINTS = {
     "locked": Point(publish, "heal"),
-    "healed": Point(GitsyncState, "attempted"),
-    "fetched": Point(run, "_nothing_new"),
+    "healed": Point(GitsyncState, "record_attempt"),
+    "fetched": Point(run, "_is_up_to_date"),
     "resolved": Point(CommitReader, "tip", after=True),
     "candidate-saved": Point(run, "is_my_turn"),
     "verified": Point(run, "admit", after=True),
     "tree-begun": Point(Path, "mkdir", after=True, only=unfinished("new")),
-    "tree-half": Point(publish, "batches"),
+    "tree-half": Point(publish, "split_batches"),
     "tree-written": Point(publish, "check_links", after=True),
     "checked": Point(publish, "name_tree"),
     "tree-synced": Point(publish, "sync_tree", after=True),

@@ -22,7 +22,7 @@ from gitsync.layout import Layout
 from gitsync.repo import child
 from gitsync.repo.reader import CommitFile, open_repository
 from gitsync.state import load_state
-from gitsync.tree.publish import damage
+from gitsync.tree.publish import find_damage
 from tests.process.gitsync_cutter import Reader, commits, ended_by, forked_cycle, look, move, whole
 from tests.process.gitsync_faults import STEPS, interrupted
 from tests.process.gitsync_world import World, run
@@ -148,7 +148,7 @@ def test_a_disk_that_is_really_full(world: World, small_disk: Path) -> None:
     assert failed >= 4
     known = run_cycle(world.settings)
     assert known.failures == 0 and world.live() == big
-    assert damage(world.layout.tree(big), _entries(world, big)) is None
+    assert find_damage(world.layout.tree(big), _entries(world, big)) is None
 
 
 def _entries(world: World, commit: str) -> list[CommitFile]:

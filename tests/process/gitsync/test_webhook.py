@@ -42,7 +42,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
     made = Served(0)
-    with webhook.Listener(("127.0.0.1", 0), webhook.handler(secret, lambda: made.pokes.append(1))) as server:
+    with webhook.Listener(("127.0.0.1", 0), webhook.make_handler(secret, lambda: made.pokes.append(1))) as server:
         made.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -62,10 +62,10 @@ def test_small_replies_are_bounded_by_what_an_entry_costs_and_by_number(monkeypa
 
 def test_what_a_request_asks_for_is_read_from_its_packet_lines() -> None:
     body = b"0011command=fetch00010032want " + COMMIT.encode() + b"\n0009done\n0000"
-    assert mirror_requests.wants(body) == {COMMIT}
-    assert mirror_requests.wants(b"0014command=ls-refs\n0000") == set()
+    assert mirror_requests.parse_wants(body) == {COMMIT}
+    assert mirror_requests.parse_wants(b"0014command=ls-refs\n0000") == set()
     for nonsense in (b"nonsense", b"00", b"0003", b"ffffx", b"00 1"):
-        assert mirror_requests.wants(nonsense) is None
+        assert mirror_requests.parse_wants(nonsense) is None
 
 
 def test_a_broken_or_huge_gzip_is_refused() -> None:

@@ -195,21 +195,21 @@ LIMITS = settings.GitsyncSettings(paths=("*",), max_bytes=1000, max_file_bytes=4
     ],
 )  # fmt: skip
 def test_a_bad_entry_is_named_with_its_reason(path: str, mode: int, because: str) -> None:
-    found = admit.violations([CommitFile("fine", 0o100644, HASH, 1), CommitFile(path, mode, HASH, 1)], LIMITS)
+    found = admit.list_violations([CommitFile("fine", 0o100644, HASH, 1), CommitFile(path, mode, HASH, 1)], LIMITS)
     assert len(found) == 1 and because in found[0]
 
 
 def test_limits_count_files_and_bytes() -> None:
     ok = [CommitFile(f"f{n}", 0o100644, HASH, 200) for n in range(5)]
-    assert admit.violations(ok, LIMITS) == []
-    assert "6 files" in admit.violations([*ok, CommitFile("g", 0o100644, HASH, 0)], LIMITS)[0]
-    assert "1001 bytes" in admit.violations([*ok[:4], CommitFile("g", 0o100644, HASH, 201)], LIMITS)[0]
-    assert "401 bytes" in admit.violations([CommitFile("g", 0o100644, HASH, 401)], LIMITS)[0]
-    assert admit.violations([], LIMITS) == ["it holds no file"]
+    assert admit.list_violations(ok, LIMITS) == []
+    assert "6 files" in admit.list_violations([*ok, CommitFile("g", 0o100644, HASH, 0)], LIMITS)[0]
+    assert "1001 bytes" in admit.list_violations([*ok[:4], CommitFile("g", 0o100644, HASH, 201)], LIMITS)[0]
+    assert "401 bytes" in admit.list_violations([CommitFile("g", 0o100644, HASH, 401)], LIMITS)[0]
+    assert admit.list_violations([], LIMITS) == ["it holds no file"]
 
 
 def test_a_name_that_is_a_link_and_a_directory_is_refused() -> None:
-    found = admit.violations([CommitFile("a", 0o120000, HASH, 1), CommitFile("a/b", 0o100644, HASH, 1)], LIMITS)
+    found = admit.list_violations([CommitFile("a", 0o120000, HASH, 1), CommitFile("a/b", 0o100644, HASH, 1)], LIMITS)
     assert found == ["'a': it is both a file and a directory"]
 
 
@@ -221,7 +221,7 @@ def test_a_name_that_is_a_link_and_a_directory_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_allowed_paths(path: str, patterns: tuple[str, ...], ok: bool) -> None:
-    assert admit.allowed(path, patterns) is ok
+    assert admit.is_allowed(path, patterns) is ok
 
 
 @given(
@@ -236,7 +236,7 @@ def test_pruning_never_takes_the_current_or_the_kept(moves: list[tuple[int, floa
             history.append((str(name), at))
     trees = [name for name, _ in history] + ["stranger"]
     current = history[0][0]
-    gone = publish.prunable(trees, current, history, keep, seconds, 1000.0)
+    gone = publish.list_prunable(trees, current, history, keep, seconds, 1000.0)
     assert current not in gone and len(set(gone)) == len(gone)
     left = [name for name in trees if name not in gone]
     assert len(left) >= min(len(trees), max(keep, 1))
@@ -271,8 +271,8 @@ def test_only_gits_word_and_status_together_count(status: int, said: str, good: 
     ],
 )  # fmt: skip
 def test_what_a_script_is_written_in(line: bytes, path: str, runs: str, kind: str) -> None:
-    words = check.interpreter(line)
-    assert check.program(words) == runs and check.language(path, words) == kind
+    words = check.read_interpreter(line)
+    assert check.name_program(words) == runs and check.detect_language(path, words) == kind
 
 
 def test_a_time_of_modification_is_the_contents() -> None:
@@ -304,7 +304,7 @@ def test_the_state_comes_back_as_it_was_and_an_unknown_key_is_dropped() -> None:
 def test_history_holds_each_commit_once_newest_first() -> None:
     known = GitsyncState()
     for at, name in enumerate("abacd"):
-        known = known.with_published(Published(name * 40, float(at)))
+        known = known.record_publication(Published(name * 40, float(at)))
     assert [each.commit[0] for each in known.history] == ["c", "a", "b"]
     assert known.published is not None and known.published.commit[0] == "d" and known.published_total == 5
 
@@ -312,7 +312,7 @@ def test_history_holds_each_commit_once_newest_first() -> None:
 def test_metrics_are_what_prometheus_reads() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    text = state.metrics_text(full_state(), settings.GitsyncSettings(pod="x"), 200.0)
+    text = state.render_metrics(full_state(), settings.GitsyncSettings(pod="x"), 200.0)
     samples = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -330,12 +330,12 @@ def test_metrics_are_what_prometheus_reads() -> None:
 def test_trouble_is_a_sentence_only_when_there_is_some() -> None:
     some = settings.GitsyncSettings(repo="/x")
     good = GitsyncState(published=Published(HASH, 1.0))
-    assert state.trouble(good, some) == ""
-    assert state.trouble(replace(good, failures=1, last_error="e"), some) == ""
-    assert "3 cycles failed: e" in state.trouble(replace(good, failures=3, last_error="e"), some)
-    assert "not signed" in state.trouble(full_state(), some)
+    assert state.describe_trouble(good, some) == ""
+    assert state.describe_trouble(replace(good, failures=1, last_error="e"), some) == ""
+    assert "3 cycles failed: e" in state.describe_trouble(replace(good, failures=3, last_error="e"), some)
+    assert "not signed" in state.describe_trouble(full_state(), some)
     zero = GitsyncState(published=Published(layout.ZERO, 1.0), failures=1, last_error="e")
-    assert "the image's own" in state.trouble(zero, some)
+    assert "the image's own" in state.describe_trouble(zero, some)
 
 
 def test_a_webhook_is_authentic_by_signature_or_token() -> None:
@@ -343,11 +343,11 @@ def test_a_webhook_is_authentic_by_signature_or_token() -> None:
     import hmac
 
     signature = "sha256=" + hmac.new(b"s", b"body", hashlib.sha256).hexdigest()
-    assert rings.authentic({"x-hub-signature-256": signature}, b"body", b"s")
-    assert not rings.authentic({"x-hub-signature-256": signature}, b"other", b"s")
-    assert rings.authentic({"x-gitlab-token": "s"}, b"body", b"s")
-    assert not rings.authentic({"x-gitlab-token": ""}, b"body", b"")
-    assert not rings.authentic({}, b"body", b"s")
+    assert rings.is_authentic({"x-hub-signature-256": signature}, b"body", b"s")
+    assert not rings.is_authentic({"x-hub-signature-256": signature}, b"other", b"s")
+    assert rings.is_authentic({"x-gitlab-token": "s"}, b"body", b"s")
+    assert not rings.is_authentic({"x-gitlab-token": ""}, b"body", b"")
+    assert not rings.is_authentic({}, b"body", b"s")
 
 
 @given(st.binary(max_size=200))

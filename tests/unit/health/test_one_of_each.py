@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitsync.tree.admit import kinds
+from gitsync.tree.admit import list_kinds
 from gitsync.tree.check import is_script as is_checked
 from health.ledger import Ledger, read_book
 from health.policy import broker_policy, runner_policy
@@ -25,8 +25,8 @@ def modules() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("ending", ["~", ".md", ".txt", ".json", ".yaml", ".yml", ".toml", ".conf", ".example"])
 def test_what_the_runner_does_not_run_gitsync_does_not_ask_to_be_executable(ending: str) -> None:
-    assert is_checked("prolog.d/10-x") and kinds(["prolog.d/10-x"])
-    assert not is_checked(f"prolog.d/10-x{ending}") and not kinds([f"prolog.d/10-x{ending}"])
+    assert is_checked("prolog.d/10-x") and list_kinds(["prolog.d/10-x"])
+    assert not is_checked(f"prolog.d/10-x{ending}") and not list_kinds([f"prolog.d/10-x{ending}"])
 
 
 @pytest.mark.parametrize(

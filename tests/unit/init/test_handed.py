@@ -45,7 +45,7 @@ def verdict(check: str, result: Result) -> Verdict:
 
 
 def test_gitsyncs_own_file_is_valid_and_without_a_word() -> None:
-    lines = metrics.open_metrics(state.metrics_text(STATE, GitsyncSettings(), time.time()), "minivm_gitsync_")
+    lines = metrics.open_metrics(state.render_metrics(STATE, GitsyncSettings(), time.time()), "minivm_gitsync_")
     found = samples(lines)
     assert found["minivm_gitsync_refused_total", ()] == 4 and found["minivm_gitsync_failures", ()] == 3
     info = (("commit", COMMIT), ("ref", "branch main"), ("ring", "rest"))
