@@ -57,13 +57,7 @@ class Loop:
         self.webhook: int | None = None  # process of the webhook listener
 
     def run(self) -> int:
-        signal_read, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(signal_write)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        # A poke by signal, for a caller that has a pid and no socket.
-        for number in (signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, self._request_cycle)
+        signal_read = self._catch_signals()
         wake = self._listen()
         self._start_webhook()
         self._begin()
@@ -97,6 +91,17 @@ class Loop:
         with contextlib.suppress(OSError):
             self.settings.layout.wake.unlink()
         return 0
+
+    def _catch_signals(self) -> int:
+        """Handle the signals that end the loop or request a cycle; return a pipe that is readable after each."""
+        signal_read, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(signal_write)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        # A poke by signal, for a caller that has a pid and no socket.
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._request_cycle)
+        return signal_read
 
     def _delay(self) -> float:
         """Return the seconds until the next cycle."""

@@ -67,27 +67,20 @@ def run(
     `env` adds to `make_environment`; `largest_file` bounds every file that the child writes.
     """
     words = [os.fspath(word) for word in argv]
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        if largest_file is not None:
-            # The child inherits the limit: a repository that is too large cannot fill the disk unnoticed. Set
-            # in this process for a moment, because code between fork and exec would copy it for every child.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, hard))
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=make_environment(env),
-            cwd=cwd,
-            process_group=0,
-            pass_fds=tuple(keep_open),
-        )
+        with _limit_file_size(largest_file):
+            child = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=make_environment(env),
+                cwd=cwd,
+                process_group=0,
+                pass_fds=tuple(keep_open),
+            )
     except OSError as error:
         raise GitsyncError(f"run {words[0]}", error.strerror or str(error)) from None
-    finally:
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     try:
         out, err = child.communicate(stdin or None, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -95,6 +88,24 @@ def run(
     finally:
         end_group(child)
     return Done(child.returncode, out, err[-OUTPUT_TAIL:].decode(errors="replace").strip())
+
+
+@contextlib.contextmanager
+def _limit_file_size(largest: int | None) -> Iterator[None]:
+    """Bound the files of a child that starts inside: a repository that is too large cannot fill the disk unnoticed.
+
+    The child inherits the limit. It is set in this process for a moment, because code between fork and exec would copy
+    this process for every child.
+    """
+    if largest is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
