@@ -175,7 +175,7 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
     planned = []
     for session in open_sessions(ctx):
         names = session.select_targets(roles)
-        if stale := session.stale_layers(names):
+        if stale := session.list_stale_layers(names):
             raise ImagesError("plan", f"the lock does not fit {', '.join(stale)}", file=session.place.directory,
                               hint="`build.py lock` resolves it anew")  # fmt: skip
         planned += session.plan(names)[1]
@@ -191,7 +191,7 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 def render(ctx: click.Context, role: str) -> None:
     """Print the Dockerfiles of a role (or of layer:NAME), from the first to the last."""
     session = open_session(ctx)
-    for text in session.dockerfiles(session.select_targets([role])):
+    for text in session.render_dockerfiles(session.select_targets([role])):
         click.echo(text)
 
 
@@ -201,7 +201,7 @@ def trust_on_first_sight(ctx: click.Context, roles: Sequence[str]) -> None:
 
     names: set[str] = set()
     for session in open_sessions(ctx):
-        for pin in lock.find_unfilled_pins(session.place, session.layers(session.select_lock_targets(roles))):
+        for pin in lock.find_unfilled_pins(session.place, session.list_layers(session.select_lock_targets(roles))):
             if pin.name not in names:
                 names.add(pin.name)
                 click.echo(lock.trust_on_first_use(session.place, pin), err=True)
@@ -226,13 +226,13 @@ def lock(ctx: click.Context, roles: Sequence[str], check: bool, trust_first: boo
             changes = session.relock(names)
             click.echo("\n".join(changes) if changes else f"{session.place.choice.arch}: nothing moved")
             continue
-        if stale := session.stale_layers(names):
+        if stale := session.list_stale_layers(names):
             raise ImagesError("build as locked", f"the lock does not fit {', '.join(stale)}",
                               file=session.place.directory, hint="`build.py lock`")  # fmt: skip
         wheels = session.compare_wheels(names)
         for text in wheels.newer:
             click.echo(f"newer: {text}")
-        if missing := [*session.vanished_packages(session.compose(names).list_needed(names)), *wheels.wrong]:
+        if missing := [*session.list_vanished_packages(session.compose(names).list_needed(names)), *wheels.wrong]:
             listed = "\n".join(f"  {item}" for item in missing)
             raise ImagesError("build as locked", f"the archive moved on:\n{listed}", file=session.place.directory,
                               hint="`build.py lock` resolves anew")  # fmt: skip
@@ -256,7 +256,7 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
     sizes: dict[str, int] = {}
     for session in open_sessions(ctx):
         results += build_one(session, session.select_targets(roles), when_vanished, as_json)
-        sizes |= {reference: image.size for reference, image in session.present().items()}
+        sizes |= {reference: image.size for reference, image in session.list_present().items()}
     if as_json:
         progress.as_json(progress.result_data(results, sizes))
         return
@@ -282,7 +282,7 @@ def build_one(session: Session, targets: Sequence[str], when_vanished: str, as_j
     messages = Plain(to=sys.stderr) if as_json else Plain()
     if removed := session.remove_leftovers():
         messages.log(f"removed {removed} containers of interrupted builds")
-    with session.package_cache():
+    with session.use_package_cache():
         session.require_lock(targets, when_vanished, messages)
         composed, planned = session.plan(targets)
         todo = [plan.image for plan in planned if not plan.present]

@@ -145,11 +145,11 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
 @click.pass_context
 def test(ctx: click.Context, roles: Sequence[str]) -> None:
     """Run the container tests of the roles, or of all."""
-    files = container_tests(ctx.obj.repository, open_session(ctx).select_targets(roles))
+    files = list_container_tests(ctx.obj.repository, open_session(ctx).select_targets(roles))
     raise SystemExit(subprocess.run([sys.executable, "-m", "pytest", *map(str, files)], check=False).returncode)
 
 
-def container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
+def list_container_tests(repository: Path, roles: Iterable[str]) -> list[Path]:
     """List the tests of every image, then each role's own."""
     directory = repository / "tests/container/images"
     own = (directory / f"test_{name.replace('-', '_')}.py" for name in roles)
@@ -166,7 +166,7 @@ def prune(ctx: click.Context, dry_run: bool) -> None:
     """Remove images that later builds of the same name superseded."""
     skipped, old = 0, list[str]()
     for session in open_sessions(ctx):
-        removable = candidates(session, session.select_lock_targets(()))
+        removable = list_prunable(session, session.select_lock_targets(()))
         old += removable
         for name in removable:
             reason = "" if dry_run else session.engine.release(name)
@@ -197,7 +197,7 @@ def select_superseded(images: Iterable[PlannedImage], names: Iterable[str], flav
     return sorted(references, key=lambda name: ("/layer-" in name, name))
 
 
-def candidates(session: Session, targets: Sequence[str]) -> list[str]:
+def list_prunable(session: Session, targets: Sequence[str]) -> list[str]:
     """List the superseded names of images that no cluster of this checkout is pinned to."""
     pinned_ids = map_pinned_images(session)
     return _list_superseded(session, targets, lambda image: image.id not in pinned_ids)
@@ -223,23 +223,23 @@ def map_pinned_images(session: Session) -> dict[str, str]:
 
 def _list_superseded(session: Session, targets: Sequence[str], wanted: Callable[[ListedImage], bool]) -> list[str]:
     names = [name for image in session.engine.images() if wanted(image) for name in image.references]
-    return select_superseded(still_made(session, targets), names, session.place.choice.flavour)
+    return select_superseded(list_still_made(session, targets), names, session.place.choice.flavour)
 
 
-def still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
+def list_still_made(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images of the present definition in every release of Slurm and CUDA, which are kept side by side."""
     needed = session.compose(targets).list_needed(targets)
-    for sibling in session.siblings():
+    for sibling in session.open_siblings():
         try:
-            needed += buildable_images(sibling, targets)
+            needed += list_buildable_images(sibling, targets)
         except ImagesError:
             # Some targets do not exist with every CUDA, as a compiler with 12.9: list those that do.
             for target in targets:
                 with contextlib.suppress(ImagesError):
-                    needed += buildable_images(sibling, [target])
+                    needed += list_buildable_images(sibling, [target])
     return needed
 
 
-def buildable_images(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
+def list_buildable_images(session: Session, targets: Sequence[str]) -> list[PlannedImage]:
     """List the images under these targets; none where the lock does not fit."""
-    return [] if session.stale_layers(targets) else session.compose(targets).list_needed(targets)
+    return [] if session.list_stale_layers(targets) else session.compose(targets).list_needed(targets)

@@ -77,7 +77,7 @@ def open_sessions(ctx: click.Context) -> list[Session]:
 def require_built(session: Session, roles: Sequence[str]) -> list[PlannedImage]:
     """Return the roles' images as they would be built now; raise if the engine lacks one."""
     names = session.select_targets(roles)
-    composed, present = session.compose(names), session.present()
+    composed, present = session.compose(names), session.list_present()
     images = [composed.role(name) for name in names]
     for image in images:
         if image.reference not in present:
@@ -255,7 +255,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
     session = open_session(ctx)
     prefix, roles = session.settings.prefix, session.definition.roles
     names = [session.latest_name(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
-    compared = difference.compare(*(contents(session.engine, name) for name in names))
+    compared = difference.compare(*(read_contents(session.engine, name) for name in names))
     if as_json:
         progress.as_json(difference.as_data(compared))
         return
@@ -263,7 +263,7 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
         click.echo(line)
 
 
-def contents(engine: DockerEngine, name: str) -> Contents:
+def read_contents(engine: DockerEngine, name: str) -> Contents:
     from images.engine.store import Chunks
     from images.ship.diff import read
 

@@ -41,7 +41,7 @@ VERSION = re.compile(r'^VERSION = "([^"]+)"$', re.MULTILINE)
 FORM = re.compile(r"(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})\.(0|[1-9][0-9]{0,5})")
 
 
-def followers(current: str) -> list[str]:
+def list_followers(current: str) -> list[str]:
     """Return the versions that may follow the current one: the next patch, minor and major release."""
     match = FORM.fullmatch(current)
     if not match:
@@ -50,7 +50,7 @@ def followers(current: str) -> list[str]:
     return [f"{major}.{minor}.{patch + 1}", f"{major}.{minor + 1}.0", f"{major + 1}.0.0"]
 
 
-def with_section(text: str, version: str, day: date) -> str:
+def close_section(text: str, version: str, day: date) -> str:
     """Move the entries under Unreleased to a section of the version; the introduction of Unreleased stays."""
     what = f"release {version}"
     before, heading, after = text.partition(f"\n{UNRELEASED}")
@@ -72,7 +72,7 @@ def has_section(text: str, version: str) -> bool:
     return re.search(rf"^## {re.escape(version)}(?: |$)", text, re.MULTILINE) is not None
 
 
-def with_version(file: str, text: str, current: str, version: str) -> str:
+def replace_version(file: str, text: str, current: str, version: str) -> str:
     """Replace the current version in a file that states it."""
     places = re.compile(rf'^(VERSION = "| *version: | *appVersion: "){re.escape(current)}("?)$', re.MULTILINE)
     changed, count = places.subn(rf"\g<1>{version}\g<2>", text)
@@ -98,7 +98,7 @@ class ProjectRelease:
         if tagged and tagged != head:
             raise ImagesError(self.what, f"the tag {self.tag} is there, on another commit", hint="raise the version;"
                               f" or, to push this release again, `git checkout {self.tag}` first")  # fmt: skip
-        commit = self.made_by(head)
+        commit = self.is_made_by(head)
         if tagged and not commit:
             raise ImagesError(self.what, f"the tag {self.tag} is there, and its commit does not make this version",
                               hint=f"`git tag -d {self.tag}` removes it here")  # fmt: skip
@@ -111,12 +111,12 @@ class ProjectRelease:
             self.git("tag", "--annotate", "--message", f"minivm {self.version}", self.tag)
         log(f"{'found' if tagged else 'made'} the tag {self.tag}")
 
-    def chart_files(self) -> list[str]:
+    def list_chart_files(self) -> list[str]:
         """List the chart's tracked files, by their names in the chart."""
-        return [name.removeprefix(f"{CHART}/") for name in self.names("ls-files", "-z", "--", CHART)]
+        return [name.removeprefix(f"{CHART}/") for name in self.list_names("ls-files", "-z", "--", CHART)]
 
     def commit(self) -> None:
-        planned = self.planned()
+        planned = self.plan_files()
         self.check_clean(planned)
         if not self.git("symbolic-ref", "--quiet", "HEAD", missing=""):
             raise ImagesError(self.what, "no branch is checked out", hint="`git switch BRANCH` first")
@@ -126,34 +126,34 @@ class ProjectRelease:
         message = f"release: make version {self.version}\n\n{reason}"
         self.git("commit", "--quiet", "--message", message, "--", *planned)
 
-    def planned(self) -> dict[str, str]:
+    def plan_files(self) -> dict[str, str]:
         """Return the content of every file that the release changes, made from the last commit."""
-        current = self.version_at("HEAD")
-        if self.version not in followers(current):
-            hint = f"{', '.join(followers(current))} may follow it"
+        current = self.read_version("HEAD")
+        if self.version not in list_followers(current):
+            hint = f"{', '.join(list_followers(current))} may follow it"
             if self.version == current:
                 hint += f"; the commit that made {current} has no tag {self.tag}: `git tag --annotate` it by hand"
             raise ImagesError(self.what, f"the version here is {current}", field="VERSION", hint=hint)
-        planned = {CHANGELOG: with_section(self.at("HEAD", CHANGELOG), self.version, self.day)}
+        planned = {CHANGELOG: close_section(self.read_at("HEAD", CHANGELOG), self.version, self.day)}
         for file in STATED:
-            planned[file] = with_version(file, self.at("HEAD", file), current, self.version)
+            planned[file] = replace_version(file, self.read_at("HEAD", file), current, self.version)
         return planned
 
-    def made_by(self, commit: str) -> bool:
+    def is_made_by(self, commit: str) -> bool:
         """Tell if this very commit changed to the version and has its section."""
-        before = self.version_at(f"{commit}^")
-        return before != self.version == self.version_at(commit) and has_section(
-            self.at(commit, CHANGELOG), self.version
+        before = self.read_version(f"{commit}^")
+        return before != self.version == self.read_version(commit) and has_section(
+            self.read_at(commit, CHANGELOG), self.version
         )
 
-    def version_at(self, commit: str) -> str:
-        match = VERSION.search(self.at(commit, VERSION_FILE, missing=""))
+    def read_version(self, commit: str) -> str:
+        match = VERSION.search(self.read_at(commit, VERSION_FILE, missing=""))
         return match[1] if match else ""
 
     def check_clean(self, planned: dict[str, str]) -> None:
         """Refuse uncommitted changes, except those that a run of this release made before it was interrupted."""
-        changed = self.names("diff", "--name-only", "-z", "HEAD")
-        changed += self.names("ls-files", "--others", "--exclude-standard", "-z")
+        changed = self.list_names("diff", "--name-only", "-z", "HEAD")
+        changed += self.list_names("ls-files", "--others", "--exclude-standard", "-z")
         foreign = [name for name in changed if name not in planned or not self.is_own(name, planned[name])]
         if foreign:
             shown = ", ".join(foreign[:5]) + (f" and {len(foreign) - 5} more" if foreign[5:] else "")
@@ -168,10 +168,10 @@ class ProjectRelease:
             return False
         return dated.sub(r"\1", text) == dated.sub(r"\1", planned)
 
-    def names(self, *arguments: str) -> list[str]:
+    def list_names(self, *arguments: str) -> list[str]:
         return [name for name in self.git(*arguments).split("\0") if name]
 
-    def at(self, commit: str, file: str, missing: str | None = None) -> str:
+    def read_at(self, commit: str, file: str, missing: str | None = None) -> str:
         return self.git("show", f"{commit}:{file}", missing=missing, strip=False)
 
     def git(self, *arguments: str, missing: str | None = None, strip: bool = True) -> str:
@@ -189,7 +189,7 @@ class ProjectRelease:
         raise ImagesError(self.what, f"`git {arguments[0]}`: {reason}", file=self.repository)
 
 
-def values(host: str, path: str, digests: Iterable[tuple[str, str]]) -> str:
+def make_values(host: str, path: str, digests: Iterable[tuple[str, str]]) -> str:
     """Return the chart's values that name the images of a release by digest."""
     listed = "".join(f'    {role}: "{digest}"\n' for role, digest in digests)
     return f'image:\n  registry: "{host}"\n  repository: "{path}"\n  digests:\n{listed}'
@@ -246,7 +246,7 @@ def publish(ctx: click.Context, made: ProjectRelease, place: RegistryPath, key: 
     name, digest = push_chart(made, place, key, login)
     file = made.repository / f"build/release/{made.version}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(values(place.host, place.path, digests.items()))
+    file.write_text(make_values(place.host, place.path, digests.items()))
     click.echo(f"pushed {counted(len(digests), 'image')}; their digests are in {file}")
     click.echo(f"pushed {name}:{made.version}@{digest}")
     click.echo(f"`helm install NAME oci://{name} --version {made.version} --values {file}` installs it")
@@ -261,7 +261,7 @@ def push_chart(made: ProjectRelease, place: RegistryPath, key: Path, login: Logi
     directory = made.repository / CHART
     metadata = read_yaml(directory / "Chart.yaml", f"{CHART}/Chart.yaml", made.what)
     assert isinstance(metadata, dict)
-    content = files(directory, made.chart_files())
+    content = select_chart_files(directory, made.list_chart_files())
     registry = Registry(place, NAME, login)
     digest = push(registry, made.version, metadata, content)
     attach_provenance(registry, made.version, digest, content, git_revision(made.repository), key)
@@ -278,7 +278,7 @@ CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 IGNORE = ".helmignore"
 
 
-def files(chart: Path, tracked: Iterable[str]) -> dict[str, bytes]:
+def select_chart_files(chart: Path, tracked: Iterable[str]) -> dict[str, bytes]:
     """Return those of the tracked files that its .helmignore does not name: folders as `NAME/`, files by pattern."""
     patterns = [line.strip() for line in (chart / IGNORE).read_text().splitlines() if line.strip()]
     folders = {pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")}
@@ -290,7 +290,7 @@ def files(chart: Path, tracked: Iterable[str]) -> dict[str, bytes]:
     return release_files
 
 
-def package(content: Mapping[str, bytes]) -> bytes:
+def pack_chart(content: Mapping[str, bytes]) -> bytes:
     """Pack the files as helm does, with neither times nor owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -303,7 +303,7 @@ def package(content: Mapping[str, bytes]) -> bytes:
 
 def push(registry: Registry, version: str, metadata: Mapping[str, object], content: Mapping[str, bytes]) -> str:
     """Push the chart under its version and return its digest; a version that holds another chart is not replaced."""
-    layer = provenance.put_blob(registry, CONTENT, package(content))
+    layer = provenance.put_blob(registry, CONTENT, pack_chart(content))
     data = json.dumps(
         {
             "schemaVersion": 2,

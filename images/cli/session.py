@@ -113,7 +113,7 @@ class Session:
         place = LockContext(repository, definition, replace(choice, cuda=cuda, arch=arch), settings)
         return cls(repository, settings, definition, place, lock.read(place))
 
-    def siblings(self) -> list[Session]:
+    def open_siblings(self) -> list[Session]:
         """Open a session for every other release of Slurm and CUDA that the variant allows."""
         own, known_cudas = self.place.choice, self.definition.versions.cuda
         releases = [choose_build(self.definition, own.variant, release) for release in self.place.variant.releases]
@@ -143,7 +143,7 @@ class Session:
         """Remove the containers of interrupted builds; return their number."""
         return self.engine.clear() if self._marks.is_dir() and any(self._marks.iterdir()) else 0
 
-    def present(self) -> dict[str, ListedImage]:
+    def list_present(self) -> dict[str, ListedImage]:
         """Return the engine's images by reference. The list is read once, and again after this session changed it."""
         if self._present is None:
             listed = store.list_images() if self._engine is None else None
@@ -188,7 +188,7 @@ class Session:
         helpers = [NATIVE] if NATIVE.removeprefix(LAYER) in self.definition.layers else []
         return (*self.definition.roles, *helpers)
 
-    def layers(self, targets: Iterable[str]) -> list[str]:
+    def list_layers(self, targets: Iterable[str]) -> list[str]:
         """Return the layer of each target."""
         return [
             target.removeprefix(LAYER) if target.startswith(LAYER) else self.definition.roles[target].layer
@@ -197,14 +197,14 @@ class Session:
 
     # The lock.
 
-    def stale_layers(self, targets: Iterable[str]) -> list[str]:
+    def list_stale_layers(self, targets: Iterable[str]) -> list[str]:
         """List the layers whose locked packages or wheels do not fit the definition."""
-        layers = self.layers(targets)
+        layers = self.list_layers(targets)
         return lock.find_stale(lock.list_wanted(self.place, layers), self.slices) + wheels.stale(self.place, layers)
 
     def require_lock(self, targets: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
         """Make sure that the lock fits every layer: resolve anew if `when_vanished` is RELOCK, else fail."""
-        stale = self.stale_layers(targets)
+        stale = self.list_stale_layers(targets)
         if not stale:
             return
         if when_vanished != RELOCK:
@@ -220,7 +220,7 @@ class Session:
 
         Return True after a new lock, which needs a new plan.
         """
-        vanished = self.vanished_packages(todo)
+        vanished = self.list_vanished_packages(todo)
         if not vanished:
             return False
         shown = "\n".join(f"  {package}" for package in vanished)
@@ -240,8 +240,8 @@ class Session:
 
     def relock(self, targets: Iterable[str]) -> list[str]:
         """Resolve and write the lock; return the changes, one line a package. Other targets' slices stay."""
-        layers = self.layers(targets)
-        resolved = lock.resolve(self.place, self.base(), layers)
+        layers = self.list_layers(targets)
+        resolved = lock.resolve(self.place, self.read_base(), layers)
         lock.write(self.place, resolved)
         replaced = [self.slices[slice_.layer] for slice_ in resolved if slice_.layer in self.slices]
         self.slices = self.slices | {slice_.layer: slice_ for slice_ in resolved}
@@ -249,14 +249,14 @@ class Session:
 
     def compare_wheels(self, targets: Iterable[str]) -> wheels.IndexDifferences:
         """Compare pip's index with the locked wheels of the targets."""
-        return wheels.compare_with_index(self.place, self.layers(targets))
+        return wheels.compare_with_index(self.place, self.list_layers(targets))
 
-    def vanished_packages(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
+    def list_vanished_packages(self, images: Iterable[PlannedImage]) -> list[locked.Gone]:
         """List the packages of these images that the archive no longer has."""
         slices = [image.slices[-1] for image in images if not image.is_role and image.slices[-1].packages]
-        return lock.find_vanished(self.place, self.base(), slices) if slices else []
+        return lock.find_vanished(self.place, self.read_base(), slices) if slices else []
 
-    def base(self) -> BaseFiles | None:
+    def read_base(self) -> BaseFiles | None:
         """Read the base image's packages and repositories, if there is a base image."""
         if not self.place.base:
             return None
@@ -272,7 +272,7 @@ class Session:
 
     def plan(self, targets: Sequence[str]) -> tuple[Composed, list[Planned]]:
         """Compose the images, and plan for each: it is present, or which of its inputs changed since its last build."""
-        present, composed, state = self.present(), self.compose(targets), self._state
+        present, composed, state = self.list_present(), self.compose(targets), self._state
         planned = []
         for image in composed.list_needed(targets, present):
             is_present = image.reference in present
@@ -280,7 +280,7 @@ class Session:
             planned.append(Planned(image, is_present, changes))
         return composed, planned
 
-    def dockerfiles(self, targets: Sequence[str]) -> list[str]:
+    def render_dockerfiles(self, targets: Sequence[str]) -> list[str]:
         """Return every Dockerfile under these targets, in build order."""
         templates = self.repository / "images/templates"
         texts = []
@@ -307,7 +307,7 @@ class Session:
     # The build.
 
     @contextmanager
-    def package_cache(self) -> Iterator[None]:
+    def use_package_cache(self) -> Iterator[None]:
         """Download through the package cache while inside, if `apt_cache` is set."""
         if not self.settings.apt_cache:
             yield
@@ -366,7 +366,7 @@ class Session:
 
     def _move_latest_names(self, composed: Composed) -> None:
         """Let each role's `latest` name point to its newest build."""
-        present = self.present()
+        present = self.list_present()
         for image in composed.images.values():
             if not image.is_role or image.reference not in present:
                 continue

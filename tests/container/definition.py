@@ -74,7 +74,7 @@ def layers(session: Session, composed: Composed) -> Mapping[str, list[str]]:
 
 def present(session: Session) -> set[str]:
     """List the engine's images under the session's prefix, which is the test's own."""
-    return {name for name in session.present() if name.startswith(f"{session.settings.prefix}/")}
+    return {name for name in session.list_present() if name.startswith(f"{session.settings.prefix}/")}
 
 
 def remove(session: Session) -> None:

@@ -18,7 +18,7 @@ import yaml
 from images import ImagesError, pins
 from images.archive.lock import LockContext, open_archive
 from images.archive.locked import LockRequest, Slice, to_json
-from images.cli.check import build_twice, candidates, list_pinned
+from images.cli.check import build_twice, list_pinned, list_prunable
 from images.cli.session import Session
 from images.definition.spec import BuildChoice, SlurmSource
 from images.engine import store
@@ -153,14 +153,14 @@ def test_what_a_later_build_superseded_can_go_and_nothing_else(small: Small, eng
     session = small.open()
     second = small.build(session)
     keys = ["role:small", "layer:one", "layer:two"]
-    old = candidates(session, ROLES)
+    old = list_prunable(session, ROLES)
     assert set(old) == {first[key].image.reference for key in keys}
     assert old[0] == first["role:small"].image.reference
     for name in old:
         assert engine.release(name) == ""
     kept = {result.image.reference for result in second.values()} | {f"{second['role:small'].image.repo}:latest"}
     assert named(engine, small.prefix) == kept
-    assert candidates(session, ROLES) == []
+    assert list_prunable(session, ROLES) == []
 
 
 def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: DockerEngine) -> None:
@@ -168,13 +168,13 @@ def test_an_image_that_a_cluster_is_pinned_to_stays(small: Small, engine: Docker
     (small.root / "images/rootfs/one/etc/one.conf").write_text("3\n")
     session = small.open()
     small.build(session)
-    assert first in candidates(session, ROLES)
+    assert first in list_prunable(session, ROLES)
     cluster = small.root / "build/cluster/mine"
     pins.write(cluster, pins.Pins({"small:latest": pins.EngineImage(engine.inspect(first)["Id"])}))
-    assert first not in candidates(session, ROLES)
+    assert first not in list_prunable(session, ROLES)
     assert list_pinned(session, ROLES) == [(first, "mine")]
     shutil.rmtree(cluster)
-    assert first in candidates(session, ROLES)
+    assert first in list_prunable(session, ROLES)
 
 
 def test_an_image_in_use_stays_and_says_so(small: Small, engine: DockerEngine) -> None:
@@ -336,7 +336,7 @@ def test_two_cold_builds_are_equal_and_a_clock_in_a_layer_is_found(small: Small)
     assert not by_key["layer:two"].equal
     base = len(by_key["layer:one"].first.layers)
     assert by_key["layer:two"].differing == [base]
-    assert not any("reproduce" in name for name in session.present())
+    assert not any("reproduce" in name for name in session.list_present())
 
 
 def test_an_artifact_arrives_without_its_builder(small: Small) -> None:

@@ -95,5 +95,5 @@ def test_a_full_disk_under_build_is_named_and_the_engine_is_not_asked(narrow: Pa
     with pytest.raises(ImagesError, match="no space left on device") as caught:
         definition.rebuild(session)
     assert "build/" in str(caught.value)
-    assert not any(name.startswith("minivm/layer-fat:") for name in session.present())
+    assert not any(name.startswith("minivm/layer-fat:") for name in session.list_present())
     assert list((narrow / "build/context").iterdir()) == []

@@ -216,7 +216,7 @@ def test_a_package_that_changed_under_its_version_is_named(built: Built) -> None
     try:
         session = reopened(built.session)
         composed = session.compose([definition.ROLE])
-        gone = [str(item) for item in session.vanished_packages(composed.list_needed([definition.ROLE]))]
+        gone = [str(item) for item in session.list_vanished_packages(composed.list_needed([definition.ROLE]))]
         assert len(gone) == 1
         assert "doca-ofed-userspace 3.1.0 (layer fabric): checksum mismatch" in gone[0]
     finally:

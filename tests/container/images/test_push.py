@@ -26,7 +26,7 @@ import yaml
 
 from ground.version import VERSION
 from images import ImagesError
-from images.cli.release import CHANGELOG, CHART, STATED, followers
+from images.cli.release import CHANGELOG, CHART, STATED, list_followers
 from images.cli.session import Session
 from images.engine.docker import DockerEngine
 from images.settings import BuildSettings
@@ -408,7 +408,7 @@ def test_a_release_is_pushed_with_its_chart_and_finished_where_it_was_cut(
         login = env | {"MINIVM_REGISTRY_PASSWORD": password}
         return subprocess.run(command, cwd=small_role, env=login, capture_output=True, text=True)
 
-    version = followers(VERSION)[0]
+    version = list_followers(VERSION)[0]
     release = ("release", version, "--registry", place, "--sign", str(key))
     cut = call(*release, password="wrong battery")
     assert cut.returncode == 1 and "it refuses the password of user 'pusher'" in cut.stderr

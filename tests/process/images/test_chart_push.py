@@ -34,7 +34,7 @@ def test_helm_pulls_the_chart_that_was_pushed(charts: Registry, tmp_path: Path) 
         client.login(charts.place.host, PUSHER.user, PUSHER.password, plain_http=True)
         client.pull(address, version="0.2.0", destination=tmp_path, plain_http=True)
     pulled = tmp_path / "minivm-0.2.0.tgz"
-    assert pulled.read_bytes() == release.package(CONTENT)
+    assert pulled.read_bytes() == release.pack_chart(CONTENT)
     with helm_python.Chart.load(pulled) as loaded:
         assert (loaded.name, loaded.version) == ("minivm", "0.2.0")
 

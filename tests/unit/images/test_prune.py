@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from images.cli.check import select_superseded, still_made
+from images.cli.check import list_still_made, select_superseded
 from images.cli.session import Session
 from images.make.plan import PlannedImage
 from images.settings import BuildSettings
@@ -71,4 +71,4 @@ def test_what_was_built_with_another_slurm_or_cuda_stays(chosen: dict[str, str])
         image = Session.open(ROOT, BuildSettings(**other)).compose(["worker"]).role("worker")
         targets = session.select_targets(())
         flavour = session.place.choice.flavour
-        assert select_superseded(still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []
+        assert select_superseded(list_still_made(session, targets), [f"{image.repo}:{image.tag}"], flavour) == []

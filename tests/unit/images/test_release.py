@@ -24,11 +24,11 @@ from images.cli.release import (
     CHART,
     STATED,
     ProjectRelease,
-    followers,
+    close_section,
+    list_followers,
+    make_values,
     push_target,
-    values,
-    with_section,
-    with_version,
+    replace_version,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,7 +64,7 @@ def stated(file: str, version: str) -> str:
     """Return the project's own file, with a version of the test's."""
     current = re.search(r'"(.+)"', (ROOT / "ground/version.py").read_text().splitlines()[-1])
     assert current
-    return with_version(file, (ROOT / file).read_text(), current[1], version)
+    return replace_version(file, (ROOT / file).read_text(), current[1], version)
 
 
 def committed(repository: Path, subject: str) -> str:
@@ -100,17 +100,17 @@ def test_a_release_is_one_commit_and_its_tag(checkout: Path) -> None:
 
 
 def test_the_entries_move_to_a_section_and_the_introduction_stays() -> None:
-    moved = with_section(LOG, "0.2.0", DAY)
+    moved = close_section(LOG, "0.2.0", DAY)
     unreleased = "## Unreleased\n\nGoes here, under **Added**.\n\n"
     assert moved == LOG.replace(f"{unreleased}{ENTRIES}", f"{unreleased}## 0.2.0 - 2027-01-31\n\n{ENTRIES}")
     with pytest.raises(ImagesError, match="nothing is listed under Unreleased"):
-        with_section(moved, "0.3.0", DAY)
+        close_section(moved, "0.3.0", DAY)
 
 
 def test_the_projects_own_changelog_can_be_released() -> None:
     text = (ROOT / CHANGELOG).read_text()
     try:
-        moved = with_section(text, "999.0.0", DAY)
+        moved = close_section(text, "999.0.0", DAY)
     except ImagesError as error:
         assert "nothing is listed" in str(error)  # right after a release
     else:
@@ -128,9 +128,9 @@ def test_nothing_unreleased_is_refused(checkout: Path, empty: str) -> None:
 
 def test_a_changelog_without_the_section_or_with_the_version_is_refused() -> None:
     with pytest.raises(ImagesError, match="no section `## Unreleased`"):
-        with_section(LOG.replace("Unreleased", "Next"), "0.2.0", DAY)
+        close_section(LOG.replace("Unreleased", "Next"), "0.2.0", DAY)
     with pytest.raises(ImagesError, match=r"a section 0\.1\.0 already"):
-        with_section(LOG, "0.1.0", DAY)
+        close_section(LOG, "0.1.0", DAY)
 
 
 @pytest.mark.parametrize("version", ["", "1", "v0.2.0", "0.2", "0.2.0-rc1", "0.02.0", "0.2.0\n", "--all", "\u0660.2.0"])
@@ -147,7 +147,7 @@ def test_a_version_that_does_not_follow_is_refused(checkout: Path, version: str)
 
 
 def test_the_next_versions() -> None:
-    assert followers("1.9.10") == ["1.9.11", "1.10.0", "2.0.0"]
+    assert list_followers("1.9.10") == ["1.9.11", "1.10.0", "2.0.0"]
 
 
 @pytest.mark.parametrize("name", ["README.md", CHANGELOG, "ground/version.py"])
@@ -196,7 +196,7 @@ def test_a_place_that_states_another_version_is_refused(checkout: Path) -> None:
 
 @pytest.mark.parametrize("files", [1, 2, 3, 4])
 def test_a_release_cut_before_its_commit_is_finished_on_another_day(checkout: Path, files: int) -> None:
-    planned = ProjectRelease(checkout, "0.2.0", DAY).planned()
+    planned = ProjectRelease(checkout, "0.2.0", DAY).plan_files()
     for file, text in list(planned.items())[:files]:
         (checkout / file).write_text(text)
     released(checkout, day=LATER)
@@ -300,9 +300,9 @@ def test_the_package_has_the_charts_files_and_is_the_same_each_time(tmp_path: Pa
     shutil.copytree(ROOT / CHART, directory)
     (directory / "leftover").touch()
     tracked = git(ROOT, "ls-files", "-z", "--", CHART).replace(f"{CHART}/", "").strip("\0").split("\0")
-    content = release.files(directory, tracked)
-    packed = release.package(content)
-    assert packed == release.package(dict(reversed(content.items())))
+    content = release.select_chart_files(directory, tracked)
+    packed = release.pack_chart(content)
+    assert packed == release.pack_chart(dict(reversed(content.items())))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         names = set(archive.getnames())
     assert {"minivm/Chart.yaml", "minivm/values.yaml", "minivm/charts/crds/Chart.yaml"} <= names
@@ -314,7 +314,7 @@ def test_the_package_has_the_charts_files_and_is_the_same_each_time(tmp_path: Pa
 
 
 def test_the_values_name_each_image_by_digest() -> None:
-    said = yaml.safe_load(values("registry.site:5000", "hpc", [("worker", "sha256:ab")]))
+    said = yaml.safe_load(make_values("registry.site:5000", "hpc", [("worker", "sha256:ab")]))
     assert said == {
         "image": {"registry": "registry.site:5000", "repository": "hpc", "digests": {"worker": "sha256:ab"}}
     }
