@@ -141,9 +141,9 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     rows = [("role", role.name, role.describe) for role in session.definition.roles.values()]
     rows += [("layer", layer.name, layer.describe) for layer in session.definition.layers.values()]
     if as_json:
-        progress.as_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
+        progress.print_json([{"kind": kind, "name": name, "describe": describe} for kind, name, describe in rows])
     else:
-        progress.table(("kind", "name", "what"), rows)
+        progress.print_table(("kind", "name", "what"), rows)
 
 
 @main.command()
@@ -180,9 +180,9 @@ def plan(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
                               hint="`build.py lock` resolves it anew")  # fmt: skip
         planned += session.plan(names)[1]
     if as_json:
-        progress.as_json(progress.plan_data(planned))
+        progress.print_json(progress.describe_plan(planned))
         return
-    progress.table(("image", "plan", "what changed"), progress.plan_rows(planned))
+    progress.print_table(("image", "plan", "what changed"), progress.list_plan_rows(planned))
 
 
 @main.command()
@@ -258,7 +258,7 @@ def build(ctx: click.Context, roles: Sequence[str], when_vanished: str, ready_en
         results += build_one(session, session.select_targets(roles), when_vanished, as_json)
         sizes |= {reference: image.size for reference, image in session.list_present().items()}
     if as_json:
-        progress.as_json(progress.result_data(results, sizes))
+        progress.print_json(progress.describe_results(results, sizes))
         return
     progress.print_results(results, sizes)
 
@@ -277,7 +277,7 @@ def ensure_engine() -> None:
 def build_one(session: Session, targets: Sequence[str], when_vanished: str, as_json: bool) -> list[BuildResult]:
     """Build for one architecture."""
     from images.cli.session import build_tools
-    from images.make.progress import Plain, reporter
+    from images.make.progress import Plain, open_reporter
 
     messages = Plain(to=sys.stderr) if as_json else Plain()
     if removed := session.remove_leftovers():
@@ -293,7 +293,7 @@ def build_one(session: Session, targets: Sequence[str], when_vanished: str, as_j
                 todo = [plan.image for plan in planned if not plan.present]
         if todo:
             session.tools = build_tools(session, messages, when_vanished)
-        with reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
+        with open_reporter(len(todo), sys.stderr if as_json else sys.stdout) as progress:
             return session.build(composed, planned, progress)
 
 

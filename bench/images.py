@@ -151,7 +151,7 @@ def main() -> None:
             tar.write(b"\0" * 512)
         figures.append(Figure(f"one file of {last.name}'s code changed", change,
                               timed(lambda: plain_build(engine, rest, contexts, names, cache=True))))  # fmt: skip
-    progress.table(("what", "build.py", "docker build", "ratio"), [figure.row() for figure in figures])
+    progress.print_table(("what", "build.py", "docker build", "ratio"), [figure.row() for figure in figures])
 
 
 def remove(engine: DockerEngine) -> None:

@@ -126,13 +126,13 @@ def reproduce(ctx: click.Context, roles: Sequence[str], as_json: bool) -> None:
         reporter = Plain(to=sys.stderr)
         compared += build_twice(session, names, reporter, reporter.log)
     if as_json:
-        progress.as_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
+        progress.print_json([{"image": c.image.key, "equal": c.equal, "ids": [c.first.id, c.second.id],
                          "layers": [list(c.first.layers), list(c.second.layers)]} for c in compared])  # fmt: skip
     else:
         rows = [(c.image.key, c.first.id[7:19], c.second.id[7:19], str(len(c.first.layers)),
                  "equal" if c.equal else f"DIFFERS in layers {c.differing or 'none: the configuration'}",
                  f"{c.first.seconds:.1f}", f"{c.second.seconds:.1f}") for c in compared]  # fmt: skip
-        progress.table(("image", "first id", "second id", "layers", "verdict", "s", "s"), rows)
+        progress.print_table(("image", "first id", "second id", "layers", "verdict", "s", "s"), rows)
     if different := [c.image.key for c in compared if not c.equal]:
         raise ImagesError("reproduce", f"{', '.join(different)} differ")
 

@@ -39,7 +39,7 @@ def check_statement_name(reference: str, role: str, tag: str, statements: Mappin
                               hint=f"is {role} a name that you gave it? then say --role {built_role}")  # fmt: skip
     if not BUILT.fullmatch(tag):
         return
-    from images.ship.push import tag as index_tag
+    from images.ship.push import make_tag as index_tag
 
     names = {arch: read_built_as(what, statement) for arch, statement in statements.items()}
     expected = names[""][0] if "" in names else index_tag(names)
@@ -106,18 +106,20 @@ def push(
     login = login_to(place, user, password_stdin)
     pushed = push_roles(open_sessions(ctx), roles, place, login, key=key, retries=retries)
     if as_json:
-        progress.as_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent, "present": p.present,
-                         "size": p.size} for _, p in pushed])  # fmt: skip
+        progress.print_json([{"image": p.reference, "tag": p.tag, "digest": p.digest, "sent": p.sent,
+                              "present": p.present, "size": p.size} for _, p in pushed])  # fmt: skip
         return
-    rows = [(p.reference, p.tag, progress.megabytes(p.size), f"{p.sent} sent, {p.present} there") for _, p in pushed]
-    progress.table(("by digest", "tag", "compressed", "layers"), rows)
+    rows = [
+        (p.reference, p.tag, progress.format_megabytes(p.size), f"{p.sent} sent, {p.present} there") for _, p in pushed
+    ]
+    progress.print_table(("by digest", "tag", "compressed", "layers"), rows)
 
 
 def login_to(place: RegistryPath, user: str, password_stdin: bool) -> Login | None:
     from images.ship import registry
 
     password = sys.stdin.readline().rstrip("\n") if password_stdin else ""
-    return registry.find(place.host, os.environ, user=user, password=password)
+    return registry.find_login(place.host, os.environ, user=user, password=password)
 
 
 def push_roles(
@@ -155,8 +157,10 @@ def push_index(registry: Registry, made: Mapping[str, tuple[str, str]], images: 
     from images.ship import provenance, push
     from images.ship.push import Pushed
 
-    tag = push.tag(made)
-    digest = push.put(registry, tag, {arch: provenance.subject(registry, p.digest) for arch, p in images.items()})
+    tag = push.make_tag(made)
+    digest = push.put_index(
+        registry, tag, {arch: provenance.read_subject(registry, p.digest) for arch, p in images.items()}
+    )
     where = f"{registry.place.host}/{registry.repository}"
     return Pushed(f"{where}@{digest}", f"{where}:{tag}", digest, 0, len(images), sum(p.size for p in images.values()))
 
@@ -203,9 +207,9 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         path, tag = f"{head}/{last}", tag or "latest"
     place = RegistryPath.parse(path.rpartition("/")[0])
     registry = Registry(place, path.rpartition("/")[2], login_to(place, user, password_stdin))
-    whole = provenance.subject(registry, tag)
+    whole = provenance.read_subject(registry, tag)
     rows, data, statements = [], [], {}
-    for arch, image in push.images(registry, whole).items():
+    for arch, image in push.list_images(registry, whole).items():
         envelopes = provenance.read_attached(registry, image, provenance.TYPE)
         statement = provenance.verify(envelopes, image["digest"], signers, f"{reference} {arch}".rstrip())
         parameters = statement.statement["predicate"]["buildDefinition"]["externalParameters"]
@@ -217,13 +221,13 @@ def verify(reference: str, signers: Path, role: str, user: str, password_stdin: 
         data.append({"image": rows[-1][0], "signer": statement.signer, "statement": statement.statement})
     check_statement_name(reference, role or path.rpartition("/")[2], tag, statements)
     if as_json:
-        progress.as_json(
+        progress.print_json(
             data[0]
             if whole["mediaType"] != provenance.INDEX
             else {"image": f"{path}@{whole['digest']}", "images": data}
         )
         return
-    progress.table(("image", "signed by", "built as"), rows)
+    progress.print_table(("image", "signed by", "built as"), rows)
 
 
 @click.command()
@@ -257,9 +261,9 @@ def diff(ctx: click.Context, a: str, b: str, everything: bool, as_json: bool) ->
     names = [session.latest_name(f"{prefix}/{name}") if name in roles else name for name in (a, b)]
     compared = difference.compare(*(read_contents(session.engine, name) for name in names))
     if as_json:
-        progress.as_json(difference.as_data(compared))
+        progress.print_json(difference.as_data(compared))
         return
-    for line in difference.lines(compared, sys.maxsize if everything else 20):
+    for line in difference.format_report(compared, sys.maxsize if everything else 20):
         click.echo(line)
 
 

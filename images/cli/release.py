@@ -317,18 +317,18 @@ def push(registry: Registry, version: str, metadata: Mapping[str, object], conte
     digest = str(descriptor(MANIFEST, data)["digest"])
     existing = find_pushed(registry, version)
     if existing not in ("", digest):
-        raise ImagesError(registry.what("push the chart to"), f"{version} is there and holds another chart: {existing}",
-                          hint="release a new version")  # fmt: skip
+        reason = f"{version} is there and holds another chart: {existing}"
+        raise ImagesError(registry.describe("push the chart to"), reason, hint="release a new version")
     if not existing:
         provenance.put_manifest(registry, version, MANIFEST, data)
-        registry.same(digest, find_pushed(registry, version))
+        registry.require_same(digest, find_pushed(registry, version))
     return digest
 
 
 def find_pushed(registry: Registry, version: str) -> str:
     """Return the digest of the chart that the registry has under a version; empty if there is none."""
     try:
-        return str(provenance.subject(registry, version)["digest"])
+        return str(provenance.read_subject(registry, version)["digest"])
     except RegistryError as error:
         if error.status == 404:
             return ""

@@ -92,7 +92,7 @@ class Bars:
 
 
 @contextmanager
-def reporter(total: int, to: TextIO) -> Iterator[Reporter]:
+def open_reporter(total: int, to: TextIO) -> Iterator[Reporter]:
     if not sys.stdout.isatty() or not total or to is not sys.stdout:
         yield Plain(to)
         return
@@ -104,11 +104,11 @@ def reporter(total: int, to: TextIO) -> Iterator[Reporter]:
 # Output of tables for people and JSON for programs.
 
 
-def megabytes(size: int) -> str:
+def format_megabytes(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns: by rich on a terminal, plain elsewhere (without importing rich)."""
     listed = [tuple(row) for row in rows]
     if sys.stdout.isatty():
@@ -127,37 +127,37 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-def why_shown(why: Sequence[str], limit: int = 3) -> str:
+def format_reasons(why: Sequence[str], limit: int = 3) -> str:
     rest = len(why) - limit
     return "; ".join(why[:limit]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def plan_rows(planned: Iterable[Planned]) -> list[tuple[str, str, str]]:
-    return [(p.image.reference, "present" if p.present else "build", why_shown(p.why)) for p in planned]
+def list_plan_rows(planned: Iterable[Planned]) -> list[tuple[str, str, str]]:
+    return [(p.image.reference, "present" if p.present else "build", format_reasons(p.why)) for p in planned]
 
 
-def plan_data(planned: Iterable[Planned]) -> list[Mapping[str, Any]]:
+def describe_plan(planned: Iterable[Planned]) -> list[Mapping[str, Any]]:
     return [{"image": p.image.reference, "present": p.present, "changed": list(p.why)} for p in planned]
 
 
-def result_rows(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
+def list_result_rows(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[tuple[str, ...]]:
     """Return a row for each image that was built."""
     rows: list[tuple[str, ...]] = []
     for result in results:
         if result.built:
-            size = megabytes(sizes.get(result.image.reference, 0))
-            rows.append((result.image.reference, size, why_shown(result.why, 2), f"{result.seconds:.1f}"))
+            size = format_megabytes(sizes.get(result.image.reference, 0))
+            rows.append((result.image.reference, size, format_reasons(result.why, 2), f"{result.seconds:.1f}"))
     return rows
 
 
 def print_results(results: Sequence[BuildResult], sizes: Mapping[str, int]) -> None:
-    if rows := result_rows(results, sizes):
-        table(("image", "size", "what changed", "seconds"), rows)
+    if rows := list_result_rows(results, sizes):
+        print_table(("image", "size", "what changed", "seconds"), rows)
     if current := len(results) - len(rows):
         print(f"up to date: {counted(current, 'image')}")
 
 
-def result_data(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[Mapping[str, Any]]:
+def describe_results(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> list[Mapping[str, Any]]:
     return [
         {
             "image": r.image.reference,
@@ -170,5 +170,5 @@ def result_data(results: Iterable[BuildResult], sizes: Mapping[str, int]) -> lis
     ]
 
 
-def as_json(data: Any) -> None:
+def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))

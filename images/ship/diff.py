@@ -184,12 +184,12 @@ def merge(below: dict[str, SavedPath], layer: Mapping[str, SavedPath]) -> None:
         elif entry.kind is not PathKind.DIRECTORY and path in below and below[path].kind is PathKind.DIRECTORY:
             hidden.add(path)  # a file in a directory's place hides what was in the directory
     if hidden or opaque:
-        for path in [path for path in below if covered(path, hidden, opaque)]:
+        for path in [path for path in below if is_covered(path, hidden, opaque)]:
             del below[path]
     below.update((path, entry) for path, entry in layer.items() if not posixpath.basename(path).startswith(WHITEOUT))
 
 
-def covered(path: str, hidden: set[str], opaque: set[str]) -> bool:
+def is_covered(path: str, hidden: set[str], opaque: set[str]) -> bool:
     if path in hidden:
         return True
     parent = posixpath.dirname(path)
@@ -281,15 +281,20 @@ def compare(a: Contents, b: Contents) -> Difference:
 def as_data(difference: Difference) -> dict[str, Any]:
     """Return the whole comparison as data."""
     return {
-        "a": side(difference.a),
-        "b": side(difference.b),
+        "a": describe_side(difference.a),
+        "b": describe_side(difference.b),
         "same": difference.same,
         "packages": [
             {"name": item.name, "before": item.before or None, "after": item.after or None}
             for item in difference.packages
         ],
         "files": [
-            {"path": f"/{item.path}", "what": list(item.what), "before": entry(item.before), "after": entry(item.after)}
+            {
+                "path": f"/{item.path}",
+                "what": list(item.what),
+                "before": describe_entry(item.before),
+                "after": describe_entry(item.after),
+            }
             for item in difference.files
         ],
         "layers": {
@@ -300,21 +305,21 @@ def as_data(difference: Difference) -> dict[str, Any]:
     }
 
 
-def side(contents: Contents) -> dict[str, Any]:
+def describe_side(contents: Contents) -> dict[str, Any]:
     return {"name": contents.name, "id": contents.image_id, "size": contents.size}
 
 
-def entry(value: SavedPath | None) -> Mapping[str, Any] | None:
+def describe_entry(value: SavedPath | None) -> Mapping[str, Any] | None:
     if value is None:
         return None
     return {**asdict(value), "kind": value.kind.value, "mode": f"{value.mode:04o}"}
 
 
-def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
+def format_report(difference: Difference, limit: int = 20) -> Iterator[str]:
     """Yield the report for people: packages, the largest files, layers. `limit` cuts the list of files."""
     a, b = difference.a, difference.b
-    yield f"{a.name}  {human(a.size)}  {a.image_id}"
-    yield f"{b.name}  {human(b.size)}  {b.image_id}  ({show_signed(b.size - a.size)})"
+    yield f"{a.name}  {format_size(a.size)}  {a.image_id}"
+    yield f"{b.name}  {format_size(b.size)}  {b.image_id}  ({show_signed(b.size - a.size)})"
     if difference.same:
         yield "the same image"
         return
@@ -332,10 +337,10 @@ def lines(difference: Difference, limit: int = 20) -> Iterator[str]:
     if len(heaviest) > limit:
         yield f"  and {len(heaviest) - limit} more; --json lists all"
     yield ""
-    yield f"layers: {len(difference.shared)} shared, {human(sum(item.size for item in difference.shared))}"
+    yield f"layers: {len(difference.shared)} shared, {format_size(sum(item.size for item in difference.shared))}"
     for name, only in ((a.name, difference.only_a), (b.name, difference.only_b)):
         for item in only:
-            yield f"  only in {name}: {human(item.size)}  {item.files} files  {short(item.created_by)}"
+            yield f"  only in {name}: {format_size(item.size)}  {item.files} files  {shorten(item.created_by)}"
 
 
 def is_plain_directory(change: FileChange) -> bool:
@@ -354,7 +359,7 @@ def arrow(before: str, after: str) -> str:
     return f"{before} -> {after}" if before and after else before or after
 
 
-def human(size: int) -> str:
+def format_size(size: int) -> str:
     """Format a size in decimal units, as docker does."""
     value, unit = float(size), 0
     while abs(value) >= 1000 and unit < len(UNITS) - 1:
@@ -363,9 +368,9 @@ def human(size: int) -> str:
 
 
 def show_signed(size: int) -> str:
-    return f"+{human(size)}" if size >= 0 else f"-{human(-size)}"
+    return f"+{format_size(size)}" if size >= 0 else f"-{format_size(-size)}"
 
 
-def short(command: str) -> str:
+def shorten(command: str) -> str:
     text = " ".join(command.removeprefix("/bin/sh -c ").removeprefix("#(nop) ").split())
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"

@@ -50,7 +50,7 @@ class Verified:
     statement: Mapping[str, Any]
 
 
-def statement(build: Build, name: str, digest: str) -> bytes:
+def make_statement(build: Build, name: str, digest: str) -> bytes:
     """Serialise the inputs, the builder and the result. No time: the same build gives the same bytes."""
     went_in = sorted((name, sha256) for name, sha256 in build.went_in.items() if SHA256.fullmatch(sha256))
     data = {
@@ -80,7 +80,7 @@ def sign(payload: bytes, key: Path) -> bytes:
     what = "sign the provenance"
     if not key.is_file():
         raise ImagesError(what, "no such key", file=key, hint="an ssh key: `ssh-keygen -t ed25519 -f KEY`")
-    done = keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encode(payload))
+    done = run_keygen(what, ["-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)], encode(payload))
     if done.returncode != 0 or b"BEGIN SSH SIGNATURE" not in done.stdout:
         raise ImagesError(
             what, done.stderr.decode(errors="replace").strip() or "ssh-keygen printed no signature", file=key
@@ -106,7 +106,7 @@ def verify(envelopes: Iterable[bytes], digest: str, signers: Path, reference: st
         signer = next((name for sig in signatures if (name := find_signer(payload, sig, signers, what))), "")
         if not signer:
             reason = "no allowed signer signed its provenance"
-        elif (statement := about(payload, digest)) is None:
+        elif (statement := parse_statement(payload, digest)) is None:
             reason = f"its provenance, signed by {signer}, is about another image"
         else:
             return Verified(signer, statement)
@@ -124,7 +124,7 @@ def open_envelope(data: bytes) -> tuple[bytes, list[bytes]] | None:
         return None
 
 
-def about(payload: bytes, digest: str) -> Mapping[str, Any] | None:
+def parse_statement(payload: bytes, digest: str) -> Mapping[str, Any] | None:
     """Return the statement if this image is its subject. Call it only after the signature was verified."""
     try:
         statement = json.loads(payload)
@@ -144,15 +144,15 @@ def find_signer(payload: bytes, signature: bytes, signers: Path, what: str) -> s
         file = Path(directory) / "signature"
         file.write_bytes(signature)
         common = ["-s", str(file), "-f", str(signers)]
-        named = keygen(what, ["-Y", "find-principals", *common], b"")
+        named = run_keygen(what, ["-Y", "find-principals", *common], b"")
         for name in named.stdout.decode(errors="replace").splitlines() if named.returncode == 0 else []:
-            done = keygen(what, ["-Y", "verify", "-q", "-n", NAMESPACE, "-I", name, *common], encode(payload))
+            done = run_keygen(what, ["-Y", "verify", "-q", "-n", NAMESPACE, "-I", name, *common], encode(payload))
             if done.returncode == 0:
                 return name
     return ""
 
 
-def keygen(what: str, words: Sequence[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
+def run_keygen(what: str, words: Sequence[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(["ssh-keygen", *words], input=data, capture_output=True, timeout=TIMEOUT, check=False)
     except FileNotFoundError as error:
@@ -175,13 +175,13 @@ MOST = 64
 Descriptor = Mapping[str, Any]
 
 
-def subject(registry: Registry, reference: str) -> dict[str, Any]:
+def read_subject(registry: Registry, reference: str) -> dict[str, Any]:
     """Return the descriptor of the image under a tag or digest, computed from the received bytes."""
-    with registry.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join((*MANIFEST_TYPES, INDEX))}) as answer:
+    with registry.request("GET", f"/manifests/{reference}", {"Accept": ", ".join((*MANIFEST_TYPES, INDEX))}) as answer:
         media_type = answer.headers.get("Content-Type", MANIFEST).partition(";")[0]
-        subject_descriptor = descriptor(media_type, registry.whole(answer))
+        subject_descriptor = descriptor(media_type, registry.read_whole(answer))
     if reference.startswith("sha256:"):
-        registry.same(reference, subject_descriptor["digest"])
+        registry.require_same(reference, subject_descriptor["digest"])
     return subject_descriptor
 
 
@@ -202,49 +202,49 @@ def attach(registry: Registry, image: Descriptor, artifact_type: str, payload: b
     manifest = descriptor(MANIFEST, data)
     headers = put_manifest(registry, manifest["digest"], MANIFEST, data)
     if "OCI-Subject" not in headers:
-        listed = index(registry, f"/manifests/{fallback(image)}") or []
+        listed = read_index(registry, f"/manifests/{make_fallback_tag(image)}") or []
         rest = [item for item in listed if item.get("digest") != manifest["digest"]]
         whole = {
             "schemaVersion": 2,
             "mediaType": INDEX,
             "manifests": [*rest, {**manifest, "artifactType": artifact_type}],
         }
-        put_manifest(registry, fallback(image), INDEX, json.dumps(whole, sort_keys=True).encode())
+        put_manifest(registry, make_fallback_tag(image), INDEX, json.dumps(whole, sort_keys=True).encode())
     return str(manifest["digest"])
 
 
 def read_attached(registry: Registry, image: Descriptor, artifact_type: str) -> Iterator[bytes]:
     """Yield the documents of a type attached to an image. Only their digests are checked here."""
-    listed = index(registry, f"/referrers/{image['digest']}")
+    listed = read_index(registry, f"/referrers/{image['digest']}")
     if listed is None:
-        listed = index(registry, f"/manifests/{fallback(image)}") or []
+        listed = read_index(registry, f"/manifests/{make_fallback_tag(image)}") or []
     for item in [item for item in listed if item.get("artifactType") == artifact_type][-MOST:]:
         digest = str(item.get("digest", ""))
-        data = registry.named(f"/manifests/{digest}", digest, {"Accept": MANIFEST})
+        data = registry.read_by_digest(f"/manifests/{digest}", digest, {"Accept": MANIFEST})
         try:
             (layer,) = json.loads(data)["layers"]
             layer_digest = str(layer["digest"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RegistryError(registry.what("read"), f"{digest} is not one document") from error
-        yield registry.named(f"/blobs/{layer_digest}", layer_digest)
+            raise RegistryError(registry.describe("read"), f"{digest} is not one document") from error
+        yield registry.read_by_digest(f"/blobs/{layer_digest}", layer_digest)
 
 
-def fallback(image: Descriptor) -> str:
+def make_fallback_tag(image: Descriptor) -> str:
     return str(image["digest"]).replace(":", "-")
 
 
-def index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
+def read_index(registry: Registry, path: str) -> list[dict[str, Any]] | None:
     """Return the descriptors of a list; None if there is no such list."""
     try:
-        with registry.answer("GET", path, {"Accept": INDEX}) as answer:
-            return manifests(registry, registry.whole(answer))
+        with registry.request("GET", path, {"Accept": INDEX}) as answer:
+            return parse_manifests(registry, registry.read_whole(answer))
     except RegistryError as error:
         if error.status == 404:
             return None
         raise
 
 
-def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
+def parse_manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
     try:
         manifests_found = json.loads(data)["manifests"]
         if not isinstance(manifests_found, list) or not all(
@@ -253,29 +253,29 @@ def manifests(registry: Registry, data: bytes) -> list[dict[str, Any]]:
             raise ValueError("not a list of descriptors")
         return manifests_found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RegistryError(registry.what("read"), "its list of referrers is not a list of descriptors") from error
+        raise RegistryError(registry.describe("read"), "its list of referrers is not a list of descriptors") from error
 
 
 def put_blob(registry: Registry, media_type: str, data: bytes) -> dict[str, Any]:
     blob = descriptor(media_type, data)
     if len(data) > LARGEST:
-        raise RegistryError(registry.what("attach to"), f"a document of more than {LARGEST >> 20} MiB")
-    with registry.answer("POST", "/blobs/uploads/") as answer:
+        raise RegistryError(registry.describe("attach to"), f"a document of more than {LARGEST >> 20} MiB")
+    with registry.request("POST", "/blobs/uploads/") as answer:
         location = urllib.parse.urljoin(f"{registry.base}/", answer.headers.get("Location", ""))
     if not location.startswith(f"{registry.base}/"):
         # Only the registry may see the login.
-        raise RegistryError(registry.what("attach to"), f"it takes uploads elsewhere: {location}")
+        raise RegistryError(registry.describe("attach to"), f"it takes uploads elsewhere: {location}")
     joined = f"{location}{'&' if '?' in location else '?'}digest={urllib.parse.quote(blob['digest'])}"
-    with registry.answer("PUT", joined, {"Content-Type": "application/octet-stream"}, data):
+    with registry.request("PUT", joined, {"Content-Type": "application/octet-stream"}, data):
         return blob
 
 
 def put_manifest(registry: Registry, reference: str, media_type: str, data: bytes) -> Mapping[str, str]:
-    with registry.answer("PUT", f"/manifests/{reference}", {"Content-Type": media_type}, data) as answer:
+    with registry.request("PUT", f"/manifests/{reference}", {"Content-Type": media_type}, data) as answer:
         return dict(answer.headers.items())
 
 
 def attach_build(registry: Registry, build: Build, digest: str, key: Path) -> None:
     """Attach a signed statement about a build to the image with this digest."""
-    payload = statement(build, f"{registry.place.host}/{registry.repository}", digest)
-    attach(registry, subject(registry, digest), TYPE, sign(payload, key))
+    payload = make_statement(build, f"{registry.place.host}/{registry.repository}", digest)
+    attach(registry, read_subject(registry, digest), TYPE, sign(payload, key))

@@ -133,7 +133,7 @@ def upload(
     try:
         progress = attempt(engine, target, registry, retries, tell)
         for pause in PAUSES[:retries]:
-            if progress.digest or progress.retries or refused(registry):
+            if progress.digest or progress.retries or is_refused(registry):
                 break
             for layer in progress.layers:
                 tell({"id": layer, "status": f"Retrying in {pause} seconds"})
@@ -142,7 +142,7 @@ def upload(
     finally:
         engine.untag(target)  # the name was lent for the push; the image keeps its own
     if not progress.digest:
-        raise failure(registry, target, progress)
+        raise explain_failure(registry, target, progress)
     return progress
 
 
@@ -159,7 +159,7 @@ def attempt(
     return progress
 
 
-def refused(registry: Registry) -> bool:
+def is_refused(registry: Registry) -> bool:
     """Tell whether the registry refuses for a reason that another attempt does not change."""
     try:
         registry.check_upload()
@@ -168,7 +168,7 @@ def refused(registry: Registry) -> bool:
     return False
 
 
-def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
+def explain_failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
     """Explain a failed push by asking the registry: the engine says "500" or retries silently."""
     reason = progress.error or "the engine's uploads fail again and again"
     try:
@@ -184,10 +184,10 @@ def failure(registry: Registry, target: str, progress: Progress) -> ImagesError:
 
 def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> int:
     """Read every byte of the image back by its digest; return its size in the registry."""
-    manifest = registry.manifest(digest)
-    registry.same(digest, manifest.digest)
-    registry.same(image_id, manifest.config.digest)
-    diff_ids = registry.config(manifest.config)["rootfs"]["diff_ids"]
+    manifest = registry.read_manifest(digest)
+    registry.require_same(digest, manifest.digest)
+    registry.require_same(image_id, manifest.config.digest)
+    diff_ids = registry.read_config(manifest.config)["rootfs"]["diff_ids"]
     for blob, diff_id in zip(manifest.layers, diff_ids, strict=True):
         if blob not in seen:
             registry.check_layer(blob, diff_id)
@@ -202,7 +202,7 @@ def verify(registry: Registry, digest: str, image_id: str, seen: set[Blob]) -> i
 # A client pulls the image for its machine. The tag is a hash of the content, like every tag.
 
 
-def tag(images: Mapping[str, tuple[str, str]]) -> str:
+def make_tag(images: Mapping[str, tuple[str, str]]) -> str:
     """Build the tag from each architecture's tag and hash: their common part, and a hash of the hashes."""
     stems = {text.rpartition("-")[0].removesuffix(f"-{arch}") for arch, (text, _) in images.items()}
     if len(stems) != 1:
@@ -212,38 +212,38 @@ def tag(images: Mapping[str, tuple[str, str]]) -> str:
     return f"{stems.pop()}-{hashlib.sha256(hashes.encode()).hexdigest()[:12]}"
 
 
-def document(images: Mapping[str, Descriptor]) -> bytes:
+def serialise_index(images: Mapping[str, Descriptor]) -> bytes:
     """Serialise the index; the same bytes for the same images, in any order of pushes."""
     listed = [{**image, "platform": {"architecture": arch, "os": "linux"}} for arch, image in sorted(images.items())]
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}, sort_keys=True).encode()
 
 
-def put(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
+def put_index(registry: Registry, tag: str, images: Mapping[str, Descriptor]) -> str:
     """Push the index and return its digest. The images are there already, so no client sees a partial name."""
-    data = document(images)
+    data = serialise_index(images)
     digest = str(descriptor(INDEX, data)["digest"])
     provenance.put_manifest(registry, tag, INDEX, data)
-    registry.same(digest, str(provenance.subject(registry, tag)["digest"]))
+    registry.require_same(digest, str(provenance.read_subject(registry, tag)["digest"]))
     return digest
 
 
-def images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
+def list_images(registry: Registry, whole: Descriptor) -> dict[str, dict[str, Any]]:
     """Return the images that an index names, by architecture; a single image under an empty name."""
     if whole["mediaType"] != INDEX:
         return {"": dict(whole)}
     digest = str(whole["digest"])
-    data = registry.named(f"/manifests/{digest}", digest, {"Accept": INDEX})
+    data = registry.read_by_digest(f"/manifests/{digest}", digest, {"Accept": INDEX})
     images_found: dict[str, dict[str, Any]] = {}
-    listed = provenance.manifests(registry, data)
+    listed = provenance.parse_manifests(registry, data)
     # Every account that may push may make an index: do not let one hide an image among very many.
     if len(listed) > provenance.MOST:
-        raise RegistryError(registry.what("read"), f"{digest} names {len(listed)} images")
+        raise RegistryError(registry.describe("read"), f"{digest} names {len(listed)} images")
     for item in listed:
         platform = item.get("platform")
         arch = str(platform.get("architecture", "")) if isinstance(platform, dict) else ""
         if not arch or arch in images_found:
-            raise RegistryError(registry.what("read"), f"{digest} does not say once of each image what it is for")
+            raise RegistryError(registry.describe("read"), f"{digest} does not say once of each image what it is for")
         images_found[arch] = item
     if not images_found:
-        raise RegistryError(registry.what("read"), f"{digest} names no image")
+        raise RegistryError(registry.describe("read"), f"{digest} names no image")
     return images_found

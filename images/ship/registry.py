@@ -46,7 +46,7 @@ class Login:
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-def find(host: str, env: Mapping[str, str], *, user: str = "", password: str = "") -> Login | None:
+def find_login(host: str, env: Mapping[str, str], *, user: str = "", password: str = "") -> Login | None:
     """Find the login for a registry's `host[:port]`; `password` is what standard input gave."""
     if user or password:
         if not (user and password):
@@ -59,10 +59,10 @@ def find(host: str, env: Mapping[str, str], *, user: str = "", password: str = "
             raise ImagesError(f"log in to {host}", f"{absent[0]} is not set", hint=f"set {USER} and {PASSWORD}")
         return Login(env[USER], env[PASSWORD])
     path = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME", "/root")) / ".docker") / "config.json"
-    return from_docker(path, host, env)
+    return read_docker_login(path, host, env)
 
 
-def from_docker(path: Path, host: str, env: Mapping[str, str]) -> Login | None:
+def read_docker_login(path: Path, host: str, env: Mapping[str, str]) -> Login | None:
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
@@ -70,15 +70,15 @@ def from_docker(path: Path, host: str, env: Mapping[str, str]) -> Login | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ImagesError(f"log in to {host}", f"cannot read docker's configuration: {error}", file=path) from error
     key = DOCKER_HUB_KEY if host == DOCKER_HUB else host
-    helper = mapping(config, "credHelpers", path, host).get(key) or config.get("credsStore", "")
+    helper = read_mapping(config, "credHelpers", path, host).get(key) or config.get("credsStore", "")
     if helper and (login := ask_helper(str(helper), key, env)):
         return login
-    auths = mapping(config, "auths", path, host)
+    auths = read_mapping(config, "auths", path, host)
     name = key if auths.get(key) else f"https://{key}"
-    return stored(mapping(auths, name, path, host), path, host)
+    return decode_login(read_mapping(auths, name, path, host), path, host)
 
 
-def mapping(data: object, name: str, path: Path, host: str) -> Mapping[str, Any]:
+def read_mapping(data: object, name: str, path: Path, host: str) -> Mapping[str, Any]:
     entry = data.get(name) or {} if isinstance(data, dict) else None
     if not isinstance(entry, dict):
         raise ImagesError(f"log in to {host}", "docker's configuration is not what `docker login` writes: expected a"
@@ -86,7 +86,7 @@ def mapping(data: object, name: str, path: Path, host: str) -> Mapping[str, Any]
     return entry
 
 
-def stored(entry: Mapping[str, Any], path: Path, host: str) -> Login | None:
+def decode_login(entry: Mapping[str, Any], path: Path, host: str) -> Login | None:
     if not entry.get("auth"):
         return None
     try:
@@ -190,23 +190,23 @@ class Registry:
         host = "registry-1.docker.io" if place.host == DOCKER_HUB else place.host
         self.base = f"{'http' if place.loopback else 'https'}://{host}"
         self.token = ""
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=trust(place.host))]
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=load_trust(place.host))]
         if place.loopback:
             handlers.append(urllib.request.ProxyHandler({}))  # a proxy cannot reach this machine's loopback
         self.opener = urllib.request.build_opener(*handlers)
 
-    def manifest(self, reference: str) -> RegistryManifest:
+    def read_manifest(self, reference: str) -> RegistryManifest:
         """Return the manifest under a digest or tag; its digest is computed from the received bytes."""
-        with self.answer("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
-            data = self.whole(answer)
+        with self.request("GET", f"/manifests/{reference}", {"Accept": ", ".join(MANIFEST_TYPES)}) as answer:
+            data = self.read_whole(answer)
         try:
             return parse_manifest(data)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{reference} is not an image manifest of schema 2"
-            raise RegistryError(self.what("read back"), reason) from error
+            raise RegistryError(self.describe("read back"), reason) from error
 
-    def config(self, blob: Blob) -> Mapping[str, Any]:
-        value: Mapping[str, Any] = json.loads(self.named(f"/blobs/{blob.digest}", blob.digest))
+    def read_config(self, blob: Blob) -> Mapping[str, Any]:
+        value: Mapping[str, Any] = json.loads(self.read_by_digest(f"/blobs/{blob.digest}", blob.digest))
         return value
 
     def check_layer(self, blob: Blob, diff_id: str) -> None:
@@ -215,7 +215,7 @@ class Registry:
         inflate = None
         size = 0
         try:
-            with self.answer("GET", f"/blobs/{blob.digest}") as answer:
+            with self.request("GET", f"/blobs/{blob.digest}") as answer:
                 while chunk := answer.read(CHUNK):
                     if size == 0:
                         inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
@@ -223,17 +223,17 @@ class Registry:
                     packed.update(chunk)
                     for piece in inflate_bounded(inflate, chunk) if inflate else (chunk,):
                         unpacked.update(piece)
-                complete(answer)
+                check_complete(answer)
         except zlib.error as error:
-            raise RegistryError(self.what("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
+            raise RegistryError(self.describe("trust"), f"its {blob.digest} cannot be unpacked: {error}") from error
         if inflate:
             unpacked.update(inflate.flush())
-        self.same(blob.digest, f"sha256:{packed.hexdigest()}")
-        self.same(diff_id, f"sha256:{unpacked.hexdigest()}")
+        self.require_same(blob.digest, f"sha256:{packed.hexdigest()}")
+        self.require_same(diff_id, f"sha256:{unpacked.hexdigest()}")
 
     def has(self, blob: Blob) -> bool:
         try:
-            with self.answer("HEAD", f"/blobs/{blob.digest}") as answer:
+            with self.request("HEAD", f"/blobs/{blob.digest}") as answer:
                 return str(answer.headers.get("Content-Length", blob.size)).strip() == str(blob.size)
         except RegistryError as error:
             if error.status == 404:
@@ -242,23 +242,23 @@ class Registry:
 
     def check_upload(self) -> None:
         """Begin an upload and take it back: raises with the registry's own reason where it would not accept one."""
-        with self.answer("POST", "/blobs/uploads/") as answer:
+        with self.request("POST", "/blobs/uploads/") as answer:
             location = urllib.parse.urljoin(f"{self.base}/", answer.headers.get("Location", ""))
         # One elsewhere, or without TLS, must not see the login; the registry forgets an upload by itself as well.
         if location.startswith(f"{self.base}/"):
             # An account that may push need not be allowed to delete.
-            with contextlib.suppress(RegistryError), self.answer("DELETE", location):
+            with contextlib.suppress(RegistryError), self.request("DELETE", location):
                 pass
 
-    def same(self, expected: str, actual: str) -> None:
+    def require_same(self, expected: str, actual: str) -> None:
         if expected != actual:
-            raise RegistryError(self.what("trust"), f"it holds {actual} where {expected} was pushed")
+            raise RegistryError(self.describe("trust"), f"it holds {actual} where {expected} was pushed")
 
-    def what(self, verb: str) -> str:
+    def describe(self, verb: str) -> str:
         return f"{verb} {self.place.host}/{self.repository}"
 
     @contextmanager
-    def answer(
+    def request(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> Iterator[HTTPResponse]:
         """Open a request; a connection that breaks while it is read counts as no answer, too."""
@@ -266,22 +266,22 @@ class Registry:
             with self._open(method, path, headers, data) as answer:
                 yield answer
         except (OSError, HTTPException) as error:
-            raise self._silence(error) from error
+            raise self._explain_silence(error) from error
 
-    def whole(self, answer: HTTPResponse) -> bytes:
+    def read_whole(self, answer: HTTPResponse) -> bytes:
         data = answer.read(LARGEST + 1)
         if len(data) > LARGEST:
-            raise RegistryError(self.what("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
-        complete(answer)
+            raise RegistryError(self.describe("read back"), f"it sends more than {LARGEST >> 20} MiB of description")
+        check_complete(answer)
         return data
 
-    def named(self, path: str, digest: str, headers: Mapping[str, str] | None = None) -> bytes:
+    def read_by_digest(self, path: str, digest: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Read a whole object and compare it with its digest."""
         if not DIGEST.fullmatch(digest):
-            raise RegistryError(self.what("read"), f"{digest[:100]!r} is no digest")
-        with self.answer("GET", path, headers) as answer:
-            data = self.whole(answer)
-        self.same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
+            raise RegistryError(self.describe("read"), f"{digest[:100]!r} is no digest")
+        with self.request("GET", path, headers) as answer:
+            data = self.read_whole(answer)
+        self.require_same(digest, f"sha256:{hashlib.sha256(data).hexdigest()}")
         return data
 
     def _open(
@@ -301,32 +301,32 @@ class Registry:
             if error.code == 401 and again and challenge.lower().startswith("bearer "):
                 self.token = self._fetch_token(challenge)
                 return self._open(method, path, headers, data, again=False)
-            raise self._refusal(error) from error
+            raise self._explain_refusal(error) from error
 
     def _fetch_token(self, challenge: str) -> str:
         """Get a token by docker's protocol: the registry's challenge names the token service and the scope."""
         fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = fields.pop("realm", "")
         if not realm.startswith(("http://", "https://")):
-            raise RegistryError(self.what("log in to"), f"it does not say who gives tokens: {realm!r}")
+            raise RegistryError(self.describe("log in to"), f"it does not say who gives tokens: {realm!r}")
         if not realm.startswith("https://") and not self.place.loopback:
-            raise RegistryError(self.what("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
+            raise RegistryError(self.describe("log in to"), f"it sends the password to {realm!r}, which is not HTTPS")
         fields["scope"] = f"repository:{self.repository}:pull,push"
         request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(fields)}")
         if self.login:
             request.add_unredirected_header("Authorization", self.login.basic())
         try:
             with self.opener.open(request, timeout=TIMEOUT) as answer:
-                value = json.loads(self.whole(answer))
+                value = json.loads(self.read_whole(answer))
                 return str(value.get("token") or value.get("access_token") or "")
         except urllib.error.HTTPError as error:
-            raise self._refusal(error) from error
+            raise self._explain_refusal(error) from error
         except (ValueError, AttributeError, RecursionError) as error:
             # The answer may hold a token: it is not repeated.
-            raise RegistryError(self.what("log in to"), f"{realm} gives no token that can be read") from error
+            raise RegistryError(self.describe("log in to"), f"{realm} gives no token that can be read") from error
 
-    def _refusal(self, error: urllib.error.HTTPError) -> RegistryError:
-        what = self.what("use")
+    def _explain_refusal(self, error: urllib.error.HTTPError) -> RegistryError:
+        what = self.describe("use")
         if error.code == 401:
             if self.login is None:
                 return RegistryError(
@@ -336,14 +336,14 @@ class Registry:
         if error.code == 403:
             account = f"user {self.login.user!r}" if self.login else "a user without login"
             return RegistryError(what, f"{account} may not do that there", status=403)
-        return RegistryError(what, reason(error.code, error.read(1 << 16)), status=error.code)
+        return RegistryError(what, parse_reason(error.code, error.read(1 << 16)), status=error.code)
 
-    def _silence(self, error: Exception) -> RegistryError:
+    def _explain_silence(self, error: Exception) -> RegistryError:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         hint = None
         if isinstance(cause, ssl.SSLError):
             hint = f"put its CA's certificate into {CERTS / self.place.host}/ca.crt"
-        return RegistryError(self.what("reach"), str(cause), hint=hint)
+        return RegistryError(self.describe("reach"), str(cause), hint=hint)
 
 
 def parse_manifest(data: bytes) -> RegistryManifest:
@@ -355,7 +355,7 @@ def parse_manifest(data: bytes) -> RegistryManifest:
     return RegistryManifest(f"sha256:{hashlib.sha256(data).hexdigest()}", blobs[0], tuple(blobs[1:]))
 
 
-def complete(answer: HTTPResponse) -> None:
+def check_complete(answer: HTTPResponse) -> None:
     """Detect a broken connection, which reading by pieces cannot tell from the end."""
     if answer.length:
         raise IncompleteRead(b"", answer.length)
@@ -368,7 +368,7 @@ def inflate_bounded(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
         chunk = inflate.unconsumed_tail
 
 
-def trust(host: str) -> ssl.SSLContext:
+def load_trust(host: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     for path in sorted((CERTS / host).glob("*.crt")):
         try:
@@ -379,7 +379,7 @@ def trust(host: str) -> ssl.SSLContext:
     return context
 
 
-def reason(status: int, body: bytes) -> str:
+def parse_reason(status: int, body: bytes) -> str:
     """Return the registry's message from the error document that its HTTP interface defines."""
     try:
         errors = json.loads(body)["errors"]

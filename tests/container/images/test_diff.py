@@ -10,7 +10,7 @@ import pytest
 
 from images.engine.docker import DockerEngine
 from images.engine.store import Chunks
-from images.ship.diff import Contents, compare, lines, read
+from images.ship.diff import Contents, compare, format_report, read
 from tests.container import definition
 
 pytestmark = [pytest.mark.docker]
@@ -64,4 +64,4 @@ def test_the_same_layers_under_another_image_differ_in_nothing_but_the_id(engine
     difference = compare(first, second)
     assert (difference.files, difference.only_a, difference.only_b) == ((), (), ())
     assert [layer.digest for layer in difference.shared] == [layer.digest for layer in first.layers]
-    assert any("1 shared" in line for line in lines(difference))
+    assert any("1 shared" in line for line in format_report(difference))

@@ -181,7 +181,7 @@ def send(engine: DockerEngine, source: str, daemon: Registryd, login: Login | No
 
 def is_absent(daemon: Registryd, tag: str = "1") -> bool:
     try:
-        Registry(daemon.place, REPOSITORY, PUSHER).manifest(tag)
+        Registry(daemon.place, REPOSITORY, PUSHER).read_manifest(tag)
     except RegistryError as error:
         return error.status == 404
     return False
@@ -326,7 +326,7 @@ def test_what_the_registry_changed_is_noticed(engine: DockerEngine, registryd: R
     """A registry that gives back other bytes than it got: seen although it says that the layer exists."""
     source = image([1000])
     first = send(engine, source, registryd)
-    (blob,) = Registry(registryd.place, REPOSITORY, PUSHER).manifest(first.digest).layers
+    (blob,) = Registry(registryd.place, REPOSITORY, PUSHER).read_manifest(first.digest).layers
     name = blob.digest.removeprefix("sha256:")
     path = registryd.storage / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
     data = path.read_bytes()

@@ -44,7 +44,7 @@ def pushed(registry: Registry, arch: str) -> Pushed:
     }
     tag = TAGS[arch][0]
     provenance.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
-    there = provenance.subject(registry, tag)
+    there = provenance.read_subject(registry, tag)
     return Pushed(f"x@{there['digest']}", tag, there["digest"], 1, 0, 100)
 
 
@@ -55,7 +55,7 @@ def both(registry: Registry) -> Pushed:
 def attach(registry: Registry, image: Mapping[str, Any], builder: Path, arch: str) -> None:
     tag, inputs = TAGS[arch]
     build = Build({"role": "worker", "arch": arch}, inputs, tag, {}, "1234abcd")
-    said = provenance.statement(build, "worker", image["digest"])
+    said = provenance.make_statement(build, "worker", image["digest"])
     provenance.attach(registry, image, provenance.TYPE, provenance.sign(said, builder))
 
 
@@ -69,25 +69,25 @@ def verify(registry: Registry, tag: str, signers: Path, *more: str) -> subproces
 def test_one_tag_names_the_image_of_each_machine(registry: Registry) -> None:
     made = both(registry)
     tag = made.tag.rpartition(":")[2]
-    there = provenance.subject(registry, tag)
-    found = push.images(registry, there)
+    there = provenance.read_subject(registry, tag)
+    found = push.list_images(registry, there)
     assert there["digest"] == made.digest and made.reference.endswith(f"/worker@{made.digest}")
     for arch, image in found.items():
-        config = registry.config(registry.manifest(image["digest"]).config)
+        config = registry.read_config(registry.read_manifest(image["digest"]).config)
         assert config["architecture"] == arch
     assert set(found) == {"amd64", "arm64"}
 
 
 def test_the_tag_is_a_hash_of_both_and_says_what_they_have_in_common() -> None:
-    tag = push.tag(TAGS)
-    assert tag == push.tag(dict(reversed(TAGS.items())))
+    tag = push.make_tag(TAGS)
+    assert tag == push.make_tag(dict(reversed(TAGS.items())))
     assert tag.startswith("24.11.5-debian-") and len(tag.rpartition("-")[2]) == 12
-    assert tag != push.tag({**TAGS, "arm64": (TAGS["arm64"][0], "ef" * 32)})
+    assert tag != push.make_tag({**TAGS, "arm64": (TAGS["arm64"][0], "ef" * 32)})
 
 
 def test_two_releases_of_slurm_are_not_put_under_one_tag() -> None:
     with pytest.raises(ImagesError, match=r"they differ: 24\.11\.5-debian, 26\.05\.5-debian"):
-        push.tag({**TAGS, "arm64": ("26.05.5-debian-arm64-ba9876543210", "cd" * 32)})
+        push.make_tag({**TAGS, "arm64": ("26.05.5-debian-arm64-ba9876543210", "cd" * 32)})
 
 
 def test_pushed_again_it_is_the_same_index(registry: Registry) -> None:
@@ -96,7 +96,7 @@ def test_pushed_again_it_is_the_same_index(registry: Registry) -> None:
 
 def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder: Path, tmp_path: Path) -> None:
     tag = both(registry).tag.rpartition(":")[2]
-    there = push.images(registry, provenance.subject(registry, tag))
+    there = push.list_images(registry, provenance.read_subject(registry, tag))
     attach(registry, there["amd64"], builder, "amd64")
     done = verify(registry, tag, tmp_path / "signers")
     assert done.returncode == 1 and "arm64: no provenance is attached" in done.stderr
@@ -109,12 +109,12 @@ def test_an_index_is_believed_if_each_image_in_it_is(registry: Registry, builder
 def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """A user with push rights may move the tag to another index of rightly signed images, for instance an older one."""
     right = both(registry).tag.rpartition(":")[2]
-    there = push.images(registry, provenance.subject(registry, right))
+    there = push.list_images(registry, provenance.read_subject(registry, right))
     for arch, image in there.items():
         attach(registry, image, builder, arch)
     moved = "24.11.5-debian-000000000000"
-    push.put(registry, moved, there)
-    push.put(registry, "the-sites-own", there)
+    push.put_index(registry, moved, there)
+    push.put_index(registry, "the-sites-own", there)
     assert verify(registry, "the-sites-own", tmp_path / "signers").returncode == 0
     done = verify(registry, moved, tmp_path / "signers")
     assert done.returncode == 1
@@ -123,10 +123,10 @@ def test_a_tag_that_is_a_hash_leads_to_what_it_is_a_hash_of(registry: Registry, 
 
 def test_an_image_under_another_machines_name_is_told(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """Each signed, and the index made by somebody who may push: the wrong one would run by emulation, or not at all."""
-    images = {arch: provenance.subject(registry, pushed(registry, arch).digest) for arch in TAGS}
+    images = {arch: provenance.read_subject(registry, pushed(registry, arch).digest) for arch in TAGS}
     for arch, image in images.items():
         attach(registry, image, builder, arch)
-    push.put(registry, "swapped", {"amd64": images["arm64"], "arm64": images["amd64"]})
+    push.put_index(registry, "swapped", {"amd64": images["arm64"], "arm64": images["amd64"]})
     done = verify(registry, "swapped", tmp_path / "signers")
     assert done.returncode == 1 and "what is named for amd64 was built for arm64" in done.stderr
 
@@ -146,11 +146,11 @@ def test_an_image_under_another_machines_name_is_told(registry: Registry, builde
 def test_an_index_that_does_not_say_what_is_for_whom_is_refused(
     registry: Registry, platforms: list[Mapping[str, str] | None]
 ) -> None:
-    image = provenance.subject(registry, pushed(registry, "amd64").digest)
+    image = provenance.read_subject(registry, pushed(registry, "amd64").digest)
     listed = [image if platform is None else {**image, "platform": platform} for platform in platforms]
     data = json.dumps({"schemaVersion": 2, "mediaType": provenance.INDEX, "manifests": listed}).encode()
     provenance.put_manifest(registry, "odd", provenance.INDEX, data)
     with pytest.raises(
         RegistryError, match=r"names no image|names 65 images|does not say once of each image what it is for"
     ):
-        push.images(registry, provenance.subject(registry, "odd"))
+        push.list_images(registry, provenance.read_subject(registry, "odd"))

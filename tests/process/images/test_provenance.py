@@ -62,11 +62,11 @@ def pushed(registry: Registry, tag: str, said: str = "") -> Mapping[str, Any]:
         "layers": [],
     }
     provenance.put_manifest(registry, tag, MANIFEST, json.dumps(manifest).encode())
-    return provenance.subject(registry, tag)
+    return provenance.read_subject(registry, tag)
 
 
 def attach(registry: Registry, there: Mapping[str, Any], builder: Path, about: str = "") -> None:
-    said = provenance.statement(BUILD, "worker", about or there["digest"])
+    said = provenance.make_statement(BUILD, "worker", about or there["digest"])
     provenance.attach(registry, there, provenance.TYPE, provenance.sign(said, builder))
 
 
@@ -118,7 +118,7 @@ def test_a_good_signature_of_another_image_proves_nothing(registry: Registry, bu
 
 def test_a_changed_statement_is_not_the_signed_one(registry: Registry, builder: Path, signers: Path) -> None:
     there = pushed(registry, "1")
-    said = provenance.statement(BUILD, "worker", there["digest"])
+    said = provenance.make_statement(BUILD, "worker", there["digest"])
     envelope = json.loads(provenance.sign(said, builder))
     envelope["payload"] = base64.b64encode(said.replace(b"debian", b"nvidia")).decode()
     provenance.attach(registry, there, provenance.TYPE, json.dumps(envelope).encode())
@@ -129,7 +129,7 @@ def test_a_changed_statement_is_not_the_signed_one(registry: Registry, builder: 
 def test_a_signature_for_something_else_is_none(registry: Registry, builder: Path, tmp_path: Path) -> None:
     """The same key, and all that it has signed for git: the namespace says what a signature is for."""
     there = pushed(registry, "1")
-    said = provenance.statement(BUILD, "worker", there["digest"])
+    said = provenance.make_statement(BUILD, "worker", there["digest"])
     words = ["ssh-keygen", "-Y", "sign", "-q", "-n", "git", "-f", str(builder)]
     done = subprocess.run(words, input=provenance.encode(said), capture_output=True, check=True)
     envelope = {
@@ -146,7 +146,7 @@ def test_a_signature_for_something_else_is_none(registry: Registry, builder: Pat
 
 def test_attached_twice_it_is_one(registry: Registry, builder: Path) -> None:
     there = pushed(registry, "1")
-    said = provenance.statement(BUILD, "worker", there["digest"])
+    said = provenance.make_statement(BUILD, "worker", there["digest"])
     envelope = provenance.sign(said, builder)
     for _ in range(2):
         provenance.attach(registry, there, provenance.TYPE, envelope)
@@ -154,7 +154,7 @@ def test_attached_twice_it_is_one(registry: Registry, builder: Path) -> None:
 
 
 def test_the_same_build_says_the_same() -> None:
-    one, two = (provenance.statement(BUILD, "worker", "sha256:" + "0" * 64) for _ in range(2))
+    one, two = (provenance.make_statement(BUILD, "worker", "sha256:" + "0" * 64) for _ in range(2))
     assert one == two
 
 
@@ -162,7 +162,7 @@ def test_a_registry_that_gives_other_bytes_is_not_believed(
     registryd: Registryd, registry: Registry, builder: Path, signers: Path
 ) -> None:
     there = pushed(registry, "1")
-    said = provenance.statement(BUILD, "worker", there["digest"])
+    said = provenance.make_statement(BUILD, "worker", there["digest"])
     envelope = provenance.sign(said, builder)
     provenance.attach(registry, there, provenance.TYPE, envelope)
     digest = hashlib.sha256(envelope).hexdigest()
@@ -239,7 +239,7 @@ def test_a_rightly_signed_image_under_anothers_name_is_told(
     registry = Registry(registryd.place, repository, PUSHER)
     there = pushed(registry, tag)
     build = Build(PARAMETERS, "ab" * 32, "24.11.5-debian-0123456789ab", {}, "1234abcd")
-    said = provenance.statement(build, "worker", there["digest"])
+    said = provenance.make_statement(build, "worker", there["digest"])
     provenance.attach(registry, there, provenance.TYPE, provenance.sign(said, builder))
     command = [sys.executable, "build.py", "verify", "--user", PUSHER.user, "--password-stdin", "--signers"]
     reference = f"{registry.place.host}/{registry.repository}:{tag}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from images import ImagesError
-from images.ship.registry import PASSWORD, USER, Login, find
+from images.ship.registry import PASSWORD, USER, Login, find_login
 
 HOST = "registry.site:5000"
 HELPER = """#!/bin/sh
@@ -43,18 +43,18 @@ STORED = {"auths": {HOST: entry("stored", "a:b c")}}
 
 
 def test_nothing_anywhere_is_no_login(tmp_path: Path) -> None:
-    assert find(HOST, environment(tmp_path, None)) is None
-    assert find("other.site", {"DOCKER_CONFIG": str(tmp_path)}) is None
+    assert find_login(HOST, environment(tmp_path, None)) is None
+    assert find_login("other.site", {"DOCKER_CONFIG": str(tmp_path)}) is None
 
 
 def test_what_docker_login_stored_is_used_and_a_password_may_hold_colons(tmp_path: Path) -> None:
-    assert find(HOST, environment(tmp_path, STORED)) == Login("stored", "a:b c")
+    assert find_login(HOST, environment(tmp_path, STORED)) == Login("stored", "a:b c")
 
 
 def test_the_environment_goes_before_the_file_and_the_arguments_before_both(tmp_path: Path) -> None:
     env = environment(tmp_path, STORED) | {USER: "env", PASSWORD: "secret"}
-    assert find(HOST, env) == Login("env", "secret")
-    assert find(HOST, env, user="arg", password="typed") == Login("arg", "typed")
+    assert find_login(HOST, env) == Login("env", "secret")
+    assert find_login(HOST, env, user="arg", password="typed") == Login("arg", "typed")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_environment_goes_before_the_file_and_the_arguments_before_both(tmp_
     ],
 )
 def test_docker_configuration(tmp_path: Path, config: dict[str, Any], host: str, expected: Login) -> None:
-    assert find(host, environment(tmp_path, config)) == expected
+    assert find_login(host, environment(tmp_path, config)) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_half_a_login_is_an_error(
     tmp_path: Path, env: dict[str, str], arguments: dict[str, str], config: dict[str, Any] | str | None, message: str
 ) -> None:
     with pytest.raises(ImagesError, match=r"cannot log in to registry\.site:5000") as caught:
-        find(HOST, environment(tmp_path, config) | env, **arguments)
+        find_login(HOST, environment(tmp_path, config) | env, **arguments)
     assert message in str(caught.value)
 
 
 def test_a_helper_that_answers_nonsense_is_not_quoted(tmp_path: Path) -> None:
     with pytest.raises(ImagesError) as caught:
-        find("broken.site", environment(tmp_path, {"credsStore": "test"}))
+        find_login("broken.site", environment(tmp_path, {"credsStore": "test"}))
     assert "12345" not in str(caught.value)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from images import ImagesError
 from images.engine.store import Chunks
-from images.ship.diff import Contents, PathKind, as_data, compare, human, lines, read
+from images.ship.diff import Contents, PathKind, as_data, compare, format_report, format_size, read
 
 STATUS = "var/lib/dpkg/status"
 
@@ -154,7 +154,7 @@ def test_identical_images_differ_in_nothing() -> None:
     difference = compare(image(BASE), image(BASE, name="b"))
     assert difference.same
     assert (difference.packages, difference.files, difference.only_a, difference.only_b) == ((), (), (), ())
-    assert list(lines(difference))[-1] == "the same image"
+    assert list(format_report(difference))[-1] == "the same image"
 
 
 def test_packages_files_and_layers_that_differ() -> None:
@@ -178,7 +178,7 @@ def test_packages_files_and_layers_that_differ() -> None:
     }
     assert [layer.size for layer in difference.shared] == [17]
     assert len(difference.only_a) == len(difference.only_b) == 1
-    text = "\n".join(lines(difference))
+    text = "\n".join(format_report(difference))
     assert "~ munge:amd64  0.5.15 -> 0.5.16" in text
     assert "+ /usr/bin/git  +5.0 kB" in text
     assert "- /usr/bin/vim  -3.0 kB" in text
@@ -201,7 +201,7 @@ def test_a_link_that_points_elsewhere_differs() -> None:
 
 def test_the_list_of_files_is_cut_and_says_so() -> None:
     many = [Node(f"f{number:03}", b"x" * number) for number in range(50)]
-    text = list(lines(compare(image(BASE), image(BASE, many, name="b")), limit=3))
+    text = list(format_report(compare(image(BASE), image(BASE, many, name="b")), limit=3))
     assert [line.split()[1] for line in text if line.startswith("  + /")] == ["/f049", "/f048", "/f047"]
     assert "  and 47 more; --json lists all" in text
 
@@ -219,4 +219,4 @@ def test_the_data_for_machines_is_json_and_complete() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (420_000_000, "420.0 MB"), (5_900_000_000, "5.9 GB")],
 )
 def test_sizes_are_printed_in_decimal_units(size: int, text: str) -> None:
-    assert human(size) == text
+    assert format_size(size) == text

@@ -8,7 +8,7 @@ import pytest
 
 from images import ImagesError
 from images.ship.push import Event, LayerState, Progress
-from images.ship.registry import RegistryPath, reason
+from images.ship.registry import RegistryPath, parse_reason
 
 DIGEST = "sha256:e85eba2d0c6291500d62f48efeba07cee1c1ec83c191f78ea89d34cd13a52a69"
 
@@ -95,4 +95,4 @@ FULL = {"DriverName": "filesystem", "Enclosed": {"Op": "write", "Path": "/x", "E
     ],
 )
 def test_the_registrys_own_words(status: int, body: object, expected: str) -> None:
-    assert expected in reason(status, (body if isinstance(body, str) else json.dumps(body)).encode())
+    assert expected in parse_reason(status, (body if isinstance(body, str) else json.dumps(body)).encode())

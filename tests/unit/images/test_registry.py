@@ -14,7 +14,7 @@ import pytest
 
 from images import ImagesError
 from images.ship import provenance
-from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflate_bounded, trust
+from images.ship.registry import CHUNK, LARGEST, Blob, Login, Registry, RegistryPath, inflate_bounded, load_trust
 
 LOGIN = Login("pusher", "hunter2")
 
@@ -81,19 +81,19 @@ other = pytest.fixture(running)
 def test_what_is_no_manifest_is_told(bad: Bad, body: bytes) -> None:
     bad.body = body
     with pytest.raises(ImagesError, match="sha256:x is not an image manifest of schema 2"):
-        bad.registry().manifest("sha256:x")
+        bad.registry().read_manifest("sha256:x")
 
 
 def test_a_description_without_end_is_not_read_to_its_end(bad: Bad) -> None:
     bad.body = bytes(LARGEST + 2)
     with pytest.raises(ImagesError, match="more than 4 MiB"):
-        bad.registry().manifest("latest")
+        bad.registry().read_manifest("latest")
 
 
 def test_a_connection_that_breaks_off_is_the_registrys_silence(bad: Bad) -> None:
     bad.body, bad.length = b"{", 500
     with pytest.raises(ImagesError, match="cannot reach"):
-        bad.registry().manifest("latest")
+        bad.registry().read_manifest("latest")
 
 
 def test_a_layer_that_cannot_be_unpacked_is_not_trusted(bad: Bad) -> None:
@@ -127,7 +127,7 @@ def test_a_certificate_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch, tm
     (folder / "ca.crt").write_text("junk")
     monkeypatch.setattr("images.ship.registry.CERTS", folder.parent)
     with pytest.raises(ImagesError, match=r"no certificate that can be read.*ca\.crt"):
-        trust("registry.site")
+        load_trust("registry.site")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_list_of_what_is_no_digest_is_none(bad: Bad, item: str) -> None:
     with pytest.raises(ImagesError, match="its list of referrers is not a list of descriptors"):
         list(provenance.read_attached(registry, {"digest": "sha256:" + "0" * 64}, "a document"))
     with pytest.raises(ImagesError, match=f"cannot read 127.0.0.1:{bad.port}/worker: 'x://elsewhere' is no digest"):
-        registry.named("/blobs/x://elsewhere", "x://elsewhere")
+        registry.read_by_digest("/blobs/x://elsewhere", "x://elsewhere")
 
 
 @pytest.mark.parametrize("length", ["", "many", "-5", "9" * 5000])
@@ -154,4 +154,4 @@ def test_a_layer_of_no_length_is_not_there(bad: Bad, length: str) -> None:
 def test_a_registry_that_does_not_say_who_gives_tokens_is_told(bad: Bad, realm: str) -> None:
     bad.challenge = f'Bearer realm="{realm}",service="x"' if realm else "Bearer service=x"
     with pytest.raises(ImagesError, match="it does not say who gives tokens"):
-        bad.registry().manifest("latest")
+        bad.registry().read_manifest("latest")
