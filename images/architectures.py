@@ -32,7 +32,7 @@ KNOWN: Mapping[str, Architecture] = {
 }
 
 
-def own() -> str:
+def read_own() -> str:
     """Return this machine's architecture, or the kernel's name for one that no images are built for."""
     machine = os.uname().machine
     return next((architecture.name for architecture in KNOWN.values() if architecture.machine == machine), machine)
@@ -40,12 +40,12 @@ def own() -> str:
 
 def parse_architectures(text: str) -> tuple[str, ...]:
     """Parse the setting `arch` into distinct architectures, this machine's own first because it fails soonest."""
-    names = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (own(),)
+    names = tuple(KNOWN) if text == BOTH else tuple(dict.fromkeys(text.split(","))) if text else (read_own(),)
     for name in names:
         if name not in KNOWN:
             raise ImagesError("build for the architecture", f"no images are made for {name!r}", field="arch",
                               hint=f"{nearest(name, KNOWN)}; or {BOTH}")  # fmt: skip
-    return tuple(sorted(names, key=lambda name: name != own()))
+    return tuple(sorted(names, key=lambda name: name != read_own()))
 
 
 def add_suffix(name: str, arch: str) -> str:
@@ -76,7 +76,7 @@ class Interpreter:
     flags: str
 
 
-def entry(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
+def find_interpreter(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
     """Find the interpreter that the kernel uses for this architecture's programs."""
     machine = MACHINES[arch][0]
     try:
@@ -95,9 +95,9 @@ def entry(arch: str, registry: Path = REGISTRY) -> Interpreter | None:
     return None
 
 
-def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
+def explain_refusal(arch: str, registry: Path = REGISTRY) -> str | None:
     """Explain why this machine cannot build for an architecture; None if it can."""
-    registered = entry(arch, registry)
+    registered = find_interpreter(arch, registry)
     if registered is None:
         return f"this machine cannot run programs of {arch}: nothing is registered for them (binfmt_misc)"
     if "F" not in registered.flags:
@@ -108,19 +108,19 @@ def refusal(arch: str, registry: Path = REGISTRY) -> str | None:
     return None
 
 
-def interpreter(arch: str) -> str:
+def name_interpreter(arch: str) -> str:
     """Return the path of Debian's statically linked qemu."""
     return f"/usr/bin/qemu-{MACHINES[arch][1]}-static"
 
 
-def line(arch: str) -> bytes:
+def make_registration(arch: str) -> bytes:
     """Build the line that registers qemu with the kernel.
 
     The flags: F opens the interpreter now, P passes the program's own name, O and C give a set-uid program its rights.
     """
     machine, name = MACHINES[arch]
     magic, mask = (escape_bytes(text) for text in (MAGIC.format(machine=machine), MASK))
-    return f":qemu-{name}:M::{magic}:{mask}:{interpreter(arch)}:POCF".encode()
+    return f":qemu-{name}:M::{magic}:{mask}:{name_interpreter(arch)}:POCF".encode()
 
 
 def escape_bytes(text: str) -> str:

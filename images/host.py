@@ -252,11 +252,11 @@ def ensure_emulation(names: str) -> None:
     except Problem as error:
         raise HostError(str(error)) from error
     for arch in arches:
-        if arch == architectures.own():
+        if arch == architectures.read_own():
             continue
-        if architectures.entry(arch) is None:
+        if architectures.find_interpreter(arch) is None:
             register(arch)
-        if reason := architectures.refusal(arch):
+        if reason := architectures.explain_refusal(arch):
             raise HostError(f"cannot build for {arch}: {reason}")
         apt_install(missing_packages(TOOLS["emulation"]))
 
@@ -264,20 +264,21 @@ def ensure_emulation(names: str) -> None:
 def register(arch: str) -> None:
     from images import architectures
 
-    apt_install(missing_packages({architectures.interpreter(arch): "qemu-user-static"}))
-    if architectures.entry(arch):  # its package did, as it does where systemd runs
+    interpreter = architectures.name_interpreter(arch)
+    apt_install(missing_packages({interpreter: "qemu-user-static"}))
+    if architectures.find_interpreter(arch):  # its package did, as it does where systemd runs
         return
     try:
         if not (architectures.REGISTRY / "register").exists():
             log(f"mounting {architectures.REGISTRY}")
             subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(architectures.REGISTRY)], check=True)
-        log(f"{architectures.interpreter(arch)} runs programs of {arch} until this machine's next start (binfmt_misc)")
-        (architectures.REGISTRY / "register").write_bytes(architectures.line(arch))
+        log(f"{interpreter} runs programs of {arch} until this machine's next start (binfmt_misc)")
+        (architectures.REGISTRY / "register").write_bytes(architectures.make_registration(arch))
     except FileExistsError:
         return  # another process registered it, or it is switched off: the caller checks again
     except (OSError, subprocess.CalledProcessError) as error:
         raise HostError(
-            f"cannot run programs of {arch} here: {architectures.interpreter(arch)} could not be registered: {error}; "
+            f"cannot run programs of {arch} here: {interpreter} could not be registered: {error}; "
             f"on a container or a small kernel, register it on the machine around it, or build on one of {arch}"
         ) from error
 

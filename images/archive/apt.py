@@ -178,7 +178,7 @@ def resolution_error(text: str, asked_by: str, names: Callable[[], list[str]]) -
 # Package repositories: the base's own, the variant's, and a site's replacements. First the parsers of apt's formats.
 
 
-def one_line(text: str) -> list[Origin]:
+def parse_one_line(text: str) -> list[Origin]:
     """Parse `deb [options] URI suite components`, one repository a line."""
     origins = []
     for line in text.splitlines():
@@ -195,7 +195,7 @@ def one_line(text: str) -> list[Origin]:
     return origins
 
 
-def deb822(text: str) -> list[Origin]:
+def parse_deb822(text: str) -> list[Origin]:
     """Parse stanzas of `Types:`, `URIs:`, `Suites:`, `Components:`, `Signed-By:`."""
     origins = []
     for fields in stanzas(text):
@@ -220,7 +220,7 @@ class BaseFiles:
 
 
 @cache
-def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ...]:
+def read_default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ...]:
     """Ask mmdebstrap for its default sources, so that the project names no host."""
     hook = 'cat "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* >&2 2>/dev/null; exit 1'
     command = ["mmdebstrap", "--variant=custom", f"--components={','.join(components)}", f"--setup-hook={hook}",
@@ -230,7 +230,7 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
     except FileNotFoundError as error:
         raise ImagesError("find a mirror", "mmdebstrap is not installed", hint="`make images` installs it") from error
     listed = "\n".join(line for line in done.stderr.splitlines() if not re.match(r"[IWE]: ", line))
-    origins = tuple(one_line(listed) or deb822(listed))
+    origins = tuple(parse_one_line(listed) or parse_deb822(listed))
     if not origins:
         raise ImagesError("find a mirror", f"mmdebstrap names none for {suite}:\n{done.stderr.strip()}",
                           hint="name one: --set mirrors=debian=URI,security=URI")  # fmt: skip
@@ -238,7 +238,7 @@ def default_sources(suite: str, components: tuple[str, ...]) -> tuple[Origin, ..
 
 
 @cache
-def host_uris() -> dict[str, str]:
+def read_host_uris() -> dict[str, str]:
     """Return the addresses that this machine's apt uses for Debian, if it is a Debian machine."""
     try:
         done = ran(["apt-get", "indextargets", "--format", "$(ORIGIN) $(RELEASE) $(REPO_URI)"])
@@ -254,15 +254,15 @@ def host_uris() -> dict[str, str]:
 
 def bootstrap_origins(variant: Variant, settings: BuildSettings) -> tuple[Origin, ...]:
     """Return the suite with updates and security, from the site's mirrors, the host's, or mmdebstrap's own."""
-    chosen = host_uris() | settings.mirror_map
+    chosen = read_host_uris() | settings.mirror_map
     return tuple(replace(o, uri=chosen.get(o.name, o.uri)) for o in default_origins(variant))
 
 
 def default_origins(variant: Variant) -> tuple[Origin, ...]:
-    return by_name(default_sources(variant.suite, variant.components), DEBIAN_KEYRING)
+    return group_by_name(read_default_sources(variant.suite, variant.components), DEBIAN_KEYRING)
 
 
-def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
+def group_by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
     """Group repositories under the names that the setting `mirrors` uses: `debian` (with updates) and `security`."""
     origins: dict[tuple[str, str], Origin] = {}
     for origin in listed:
@@ -274,7 +274,7 @@ def by_name(listed: Sequence[Origin], keyring: Path) -> tuple[Origin, ...]:
     return tuple(origins.values())
 
 
-def in_archive(pin: Pin, definition: Definition, settings: BuildSettings) -> Pin:
+def resolve_archive_pin(pin: Pin, definition: Definition, settings: BuildSettings) -> Pin:
     """Resolve a pin in Debian's own archive, `archive:pool/...`, to the address that packages come from."""
     if not pin.url.startswith(IN_ARCHIVE):
         return pin
@@ -289,24 +289,24 @@ def suite_of(source: AptSource, own: Sequence[Origin]) -> Origin:
     return replace(base, suites=source.suites, components=source.components, dated=source.dated)
 
 
-def vendor_origin(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Origin:
+def fetch_vendor_origin(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Origin:
     """Return a variant's repository, with its verified key on this machine."""
-    key = keyring(source, definition, settings, downloads)
+    key = fetch_keyring(source, definition, settings, downloads)
     uri = settings.mirror_map.get(source.name, source.uri)
     return Origin(source.name, uri, source.suites, source.components, key, source.dated)
 
 
-def keyring(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Path:
+def fetch_keyring(source: AptSource, definition: Definition, settings: BuildSettings, downloads: Path) -> Path:
     """Fetch and verify a repository's key, under a name that shows its format."""
     pin = definition.versions.pins[source.key]
     fetched = fetch(pin, downloads, settings)
-    named = fetched.with_name(Path(image_keyring(source, definition)).name)
+    named = fetched.with_name(Path(name_image_keyring(source, definition)).name)
     if not named.exists():
         shutil.copyfile(fetched, named)
     return named
 
 
-def image_keyring(source: AptSource, definition: Definition) -> str:
+def name_image_keyring(source: AptSource, definition: Definition) -> str:
     """Return the key's path in an image. apt tells the format by the name: binary if the pin's address ends in .gpg."""
     binary = definition.versions.pins[source.key].url.endswith(".gpg")
     return f"/usr/share/keyrings/minivm-{source.name}.{'gpg' if binary else 'asc'}"
@@ -314,16 +314,16 @@ def image_keyring(source: AptSource, definition: Definition) -> str:
 
 def image_sources(source: AptSource, definition: Definition) -> str:
     """Return the .sources file for the image: the vendor's address, not the mirror that the build used."""
-    return deb822_text(source, source.uri, image_keyring(source, definition))
+    return format_deb822(source, source.uri, name_image_keyring(source, definition))
 
 
 def image_suite(source: AptSource, variant: Variant) -> str:
     """Return the .sources file for another suite of the base's archive, at the image's own address."""
     base = suite_of(source, default_origins(variant))
-    return deb822_text(source, base.uri, f"/usr/share/keyrings/{base.keyring.name}")
+    return format_deb822(source, base.uri, f"/usr/share/keyrings/{base.keyring.name}")
 
 
-def deb822_text(source: AptSource, uri: str, key: str) -> str:
+def format_deb822(source: AptSource, uri: str, key: str) -> str:
     fields = {
         "Types": "deb",
         "URIs": uri,
@@ -335,7 +335,7 @@ def deb822_text(source: AptSource, uri: str, key: str) -> str:
     return "".join(f"{name}: {value}\n" for name, value in fields.items())
 
 
-def preferences(source: AptSource) -> str:
+def make_preferences(source: AptSource) -> str:
     """Return apt's priority for a repository: by its host, or by its suite in the base's archive.
 
     With `packages` apt takes nothing else from it, not even what no other repository has.

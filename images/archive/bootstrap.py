@@ -73,7 +73,7 @@ def command(
     # As root: apt's own user can read neither a site's CA under /root nor a work directory of root alone. Its
     # settings are removed from the image again.
     words = ["mmdebstrap", "--variant=apt", "--format=tar", '--aptopt=APT::Sandbox::User "root"']
-    if place.choice.arch != architectures.own():
+    if place.choice.arch != architectures.read_own():
         words.append(f"--architectures={place.choice.arch}")
     if slice_.request.packages:
         words.append(f"--include={','.join(slice_.request.packages)}")

@@ -49,7 +49,7 @@ def pack_source(pin: Pin, settings: BuildSettings) -> bytes:
     try:
         if address.is_file():
             with tarfile.open(address) as archive:
-                return make_tar(pin, dict(members(archive)))
+                return make_tar(pin, dict(list_members(archive)))
         if address.is_dir() and not (address / ".git").exists() and not (address / "HEAD").is_file():
             return make_tar(pin, dict(files(address)))
         return make_tar(pin, of_commit(pin, settings))
@@ -95,10 +95,10 @@ def of_commit(pin: Pin, settings: BuildSettings) -> Tree:
                 errors = [line for line in done.stderr.splitlines() if line.startswith(("fatal: ", "error: "))]
                 raise wrong(pin, f"git has no commit {pin.commit} of it: {errors[0] if errors else done.returncode}")
         with tarfile.open(target) as archive:
-            return dict(members(archive))
+            return dict(list_members(archive))
 
 
-def members(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
+def list_members(archive: tarfile.TarFile) -> Iterator[tuple[str, tuple[bytes, bool] | str]]:
     """Yield an archive's files, without the single top directory that forges add."""
     listed, size = [], 0
     for member in archive:
@@ -341,7 +341,7 @@ class CacheHandler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def cache(directory: Path, upstream: str) -> Iterator[str]:
+def run_cache(directory: Path, upstream: str) -> Iterator[str]:
     """Run the proxy and yield its address. `upstream` is the site's own proxy, if it has one."""
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def archive_origins(context: LockContext, base: BaseFiles | None, names: Iterabl
     vendor = apt.vendor_sources(context.variant)
     listed = [vendor[name] for name in dict.fromkeys(names)]
     return [*own, *(
-        apt.vendor_origin(s, context.definition, context.settings, context.downloads) if s.uri
+        apt.fetch_vendor_origin(s, context.definition, context.settings, context.downloads) if s.uri
         else apt.suite_of(s, own)
         for s in listed
     )]  # fmt: skip
@@ -197,7 +197,7 @@ def open_archive(context: LockContext, base: BaseFiles | None, names: Iterable[s
     directory = context.repository / "build/apt" / context.directory.name
     names = list(names)
     vendor = apt.vendor_sources(context.variant)
-    pins = {name: apt.preferences(vendor[name]) for name in names if vendor[name].pin is not None}
+    pins = {name: apt.make_preferences(vendor[name]) for name in names if vendor[name].pin is not None}
     with lock_directory(directory):
         archive = Archive(directory, context.choice.arch, options)
         archive.use(archive_origins(context, base, names), pins)

@@ -109,7 +109,7 @@ def list_vanished(slices: Iterable[Slice], archive: Mapping[str, Mapping[str, st
     return missing
 
 
-def changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:
+def list_changes(before: Iterable[Slice], after: Iterable[Slice]) -> list[str]:
     """List what a new lock changed, one line a package."""
     old = {(s.layer, package.name): package for s in before for package in s.packages}
     new = {(s.layer, package.name): package for s in after for package in s.packages}

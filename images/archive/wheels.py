@@ -114,7 +114,7 @@ def list_used_kinds(place: LockContext, layers: Iterable[str]) -> list[Cuda | Li
     return [*takes, python] if any_of(lambda layer: layer.python) else takes
 
 
-def stale(place: LockContext, layers: Iterable[str]) -> list[str]:
+def list_stale(place: LockContext, layers: Iterable[str]) -> list[str]:
     """Name the kinds of wheels that were never resolved, or for another request."""
     names = []
     for of in list_used_kinds(place, layers):
@@ -130,11 +130,11 @@ def relock(place: LockContext, layers: Iterable[str]) -> list[str]:
     for of in list_used_kinds(place, layers):
         before, after = read(place, of), resolve(of, place.settings)
         write(place, of, after)
-        moved += changes(before, after)
+        moved += list_changes(before, after)
     return moved
 
 
-def changes(before: LockedWheels | None, after: LockedWheels) -> list[str]:
+def list_changes(before: LockedWheels | None, after: LockedWheels) -> list[str]:
     """List what a new lock changed, one line a wheel and architecture."""
     old = {(wheel.name, wheel.arch): wheel for wheel in (before.wheels if before else ())}
     new = {(wheel.name, wheel.arch): wheel for wheel in after.wheels}
@@ -176,8 +176,8 @@ def ask(wanted: Sequence[str], arch: str, settings: BuildSettings) -> tuple[list
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         words = ["install", "--dry-run", "--ignore-installed", "--target", f"{directory}/nowhere", "--report",
-                 str(report), *platform(arch), *wanted]  # fmt: skip
-        done = pip(words, settings)
+                 str(report), *list_platform_options(arch), *wanted]  # fmt: skip
+        done = run_pip(words, settings)
         if done.returncode != 0:
             return [], absent(done.stderr), done.stderr or "pip said nothing"
         items = json.loads(report.read_text())["install"]
@@ -211,8 +211,8 @@ def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
     with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
         listing = Path(temporary) / "requirements.txt"
         listing.write_text(f"{wheel.wanted} --hash=sha256:{wheel.sha256}\n")
-        done = pip(["download", "--require-hashes", "--dest", temporary, *platform(wheel.arch), "-r", str(listing)],
-                   settings)  # fmt: skip
+        options = ["--require-hashes", "--dest", temporary, *list_platform_options(wheel.arch), "-r", str(listing)]
+        done = run_pip(["download", *options], settings)
         if done.returncode != 0:
             raise fetch_error(done.stderr, wheel)
         got = Path(temporary) / wheel.file
@@ -226,7 +226,7 @@ def fetch(wheel: Wheel, directory: Path, settings: BuildSettings) -> Path:
     return cached
 
 
-def platform(arch: str) -> list[str]:
+def list_platform_options(arch: str) -> list[str]:
     """Return pip's options for wheels that run on this architecture with the images' C library and any Python 3.
 
     pip does not run the code, so it cannot tell the oldest working Python: a layer's `verify` imports what it brings.
@@ -238,7 +238,7 @@ def platform(arch: str) -> list[str]:
     return [*words, *(word for tag in tags for word in ("--platform", tag))]
 
 
-def pip(words: Iterable[str], settings: BuildSettings) -> subprocess.CompletedProcess[str]:
+def run_pip(words: Iterable[str], settings: BuildSettings) -> subprocess.CompletedProcess[str]:
     """Run pip with the site's configuration, without pip's own cache: fetched files are kept here."""
     command = [sys.executable, "-I", "-m", "pip", *words, "--quiet", "--no-cache-dir", "--no-input",
                "--disable-pip-version-check"]  # fmt: skip
@@ -303,7 +303,7 @@ def compare_with_index(place: LockContext, layers: Iterable[str]) -> IndexDiffer
             own_wheels = [wheel for wheel in locked.wheels if wheel.arch == arch]
             now = {
                 wheel.wanted: wheel
-                for wheel in still_there([wheel.wanted for wheel in own_wheels], arch, place.settings)
+                for wheel in list_present([wheel.wanted for wheel in own_wheels], arch, place.settings)
             }
             wrong += [
                 f"{of.about}: {reason}" for wheel in own_wheels if (reason := differs(wheel, now.get(wheel.wanted)))
@@ -316,7 +316,7 @@ def compare_with_index(place: LockContext, layers: Iterable[str]) -> IndexDiffer
         # The branch above reports another file of the same version.
         locked_wheels = {(wheel.name, wheel.version, wheel.arch): wheel for wheel in locked.wheels}
         same = [locked_wheels.get((wheel.name, wheel.version, wheel.arch), wheel) for wheel in newest.wheels]
-        newer += changes(locked, replace(newest, wheels=tuple(same)))
+        newer += list_changes(locked, replace(newest, wheels=tuple(same)))
     return IndexDifferences(tuple(wrong), tuple(newer))
 
 
@@ -329,7 +329,7 @@ def differs(locked: Wheel, now: Wheel | None) -> str:
     return ""
 
 
-def still_there(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
+def list_present(wanted: Sequence[str], arch: str, settings: BuildSettings) -> list[Wheel]:
     """Return those of these versions that the index has; pip names only the first missing one at a time."""
     while True:
         answers, absent, reason = ask(wanted, arch, settings)

@@ -153,8 +153,8 @@ class Session:
 
     def check_architecture(self, todo: Iterable[PlannedImage]) -> None:
         """Check before the build that this machine can run the steps of the architecture."""
-        arch, own_arch = self.place.choice.arch, architectures.own()
-        address, _ = self.engine.chosen()
+        arch, own_arch = self.place.choice.arch, architectures.read_own()
+        address, _ = self.engine.choose()
         if self.engine.arch != arch and not self.settings.arch:
             raise ImagesError(f"build for {arch}", f"the engine at {address} is of {self.engine.arch}",
                               hint=f"--arch {self.engine.arch} builds for it; --arch {arch} says that it can run both"
@@ -162,7 +162,7 @@ class Session:
         # This machine runs the steps of its own engine, and bootstraps a root. For an engine elsewhere nothing can be
         # checked here: a step that the engine cannot run fails with its own message.
         runs_here = address == OWN_ENGINE or any(image.is_bootstrapped for image in todo)
-        if arch != own_arch and runs_here and (refusal := architectures.refusal(arch)):
+        if arch != own_arch and runs_here and (refusal := architectures.explain_refusal(arch)):
             raise ImagesError(f"build for {arch}", refusal, hint=f"as root: `python3 images/host.py emulation {arch}`;"
                               f" `make images ARCH={arch}` does it, too")  # fmt: skip
 
@@ -200,7 +200,9 @@ class Session:
     def list_stale_layers(self, targets: Iterable[str]) -> list[str]:
         """List the layers whose locked packages or wheels do not fit the definition."""
         layers = self.list_layers(targets)
-        return lock.find_stale(lock.list_wanted(self.place, layers), self.slices) + wheels.stale(self.place, layers)
+        return lock.find_stale(lock.list_wanted(self.place, layers), self.slices) + wheels.list_stale(
+            self.place, layers
+        )
 
     def require_lock(self, targets: Sequence[str], when_vanished: str, reporter: Reporter) -> None:
         """Make sure that the lock fits every layer: resolve anew if `when_vanished` is RELOCK, else fail."""
@@ -245,7 +247,7 @@ class Session:
         lock.write(self.place, resolved)
         replaced = [self.slices[slice_.layer] for slice_ in resolved if slice_.layer in self.slices]
         self.slices = self.slices | {slice_.layer: slice_ for slice_ in resolved}
-        return locked.changes(replaced, resolved) + wheels.relock(self.place, layers)
+        return locked.list_changes(replaced, resolved) + wheels.relock(self.place, layers)
 
     def compare_wheels(self, targets: Iterable[str]) -> wheels.IndexDifferences:
         """Compare pip's index with the locked wheels of the targets."""
@@ -312,10 +314,10 @@ class Session:
         if not self.settings.apt_cache:
             yield
             return
-        from images.archive.fetch import cache
+        from images.archive.fetch import run_cache
 
         direct = self.place
-        with cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
+        with run_cache(Path(self.settings.apt_cache), self.settings.http_proxy) as address:
             self.place = replace(direct, settings=replace(self.settings, http_proxy=address, network="host"))
             try:
                 yield
@@ -390,7 +392,12 @@ def build_tools(session: Session, reporter: Reporter, when_vanished: str = "fail
     another machine's engine.
     """
     place, engine = session.place, session.engine
-    if place.choice.arch == engine.arch or place.base or engine.builder.buildx or engine.arch != architectures.own():
+    if (
+        place.choice.arch == engine.arch
+        or place.base
+        or engine.builder.buildx
+        or engine.arch != architectures.read_own()
+    ):
         return None
     if NATIVE.removeprefix(LAYER) not in place.definition.layers:
         return None

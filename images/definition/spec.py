@@ -39,7 +39,7 @@ class BuildChoice:
     slurm: SlurmSource
     cuda: str = PACKAGED
     release: str = ""  # of Slurm, as "24.11"; empty where the definition has no facts of any
-    arch: str = field(default_factory=architectures.own)
+    arch: str = field(default_factory=architectures.read_own)
 
     @property
     def selectors(self) -> frozenset[str]:

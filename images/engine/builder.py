@@ -33,7 +33,7 @@ class BuildEngine(Protocol):
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]: ...
     def kill(self, container: str) -> None: ...
     def discard(self, image_id: str) -> None: ...
-    def working(
+    def prepare_step(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
     ) -> AbstractContextManager[RunningStep]: ...
 
@@ -48,8 +48,8 @@ class RunningStep(Protocol):
     def lines(self) -> Iterator[str]:
         """Yield its output until it ends."""
 
-    def made(self) -> tuple[int, str]:
-        """Return its exit status, and the image that it leaves if that is 0."""
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end; return the exit status, and the image that it leaves if that is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class Builder:
     ) -> str:
         """Build a context directory without a cache; return the id of an unnamed image."""
         if self.buildx:
-            return self.with_buildx(context, arguments, network, line)
+            return self.build_with_buildx(context, arguments, network, line)
         if tools:
             return self.build_with_tools(context, arguments, network, line, tools)
-        return self.classic(context, arguments, network, line)
+        return self.build_classic(context, arguments, network, line)
 
     def build_with_tools(
         self, context: Path, arguments: Mapping[str, str], network: str, line: Line, tools: Tools
@@ -103,24 +103,24 @@ class Builder:
         path = context / "Dockerfile"
         before, script, defaults = split_dockerfile(path.read_text())
         if not script:
-            return self.classic(context, arguments, network, line)
+            return self.build_classic(context, arguments, network, line)
         path.write_text(before)
-        below = self.classic(context, {}, network, line)
+        below = self.build_classic(context, {}, network, line)
         environment = {**defaults, **arguments, **tools.environment}
         remaining = below
         try:
-            with self.daemon.working(below, script, environment, network, tools.image, tools.at) as step:
+            with self.daemon.prepare_step(below, script, environment, network, tools.image, tools.at) as step:
                 # It is known before it begins, and a thread that must stop looks after that: `cancel` comes before the
                 # look or finds it at work.
                 self.steps.add(step.container)
                 try:
                     step.begin()
-                    self.unless_cancelled()
+                    self.check_cancelled()
                     for text in step.lines():
-                        self.unless_cancelled()
+                        self.check_cancelled()
                         if text.strip():
                             line(text.rstrip())
-                    status, image_id = step.made()
+                    status, image_id = step.finish()
                 finally:
                     self.steps.discard(step.container)
             if status:
@@ -139,11 +139,11 @@ class Builder:
         for container in list(self.steps):
             self.daemon.kill(container)
 
-    def unless_cancelled(self) -> None:
+    def check_cancelled(self) -> None:
         if self.cancelled.is_set():
             raise StepFailed("interrupted")
 
-    def classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+    def build_classic(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         images: list[str] = []
         finished = step = ""
         try:
@@ -163,7 +163,7 @@ class Builder:
                         if text.strip():
                             line(text.rstrip())
                     if not finished:
-                        self.unless_cancelled()  # after the step is known, as in `aided`
+                        self.check_cancelled()  # after the step is known, as in `build_with_tools`
             return finished
         finally:
             self.steps.discard(step)
@@ -171,7 +171,7 @@ class Builder:
             if not finished and len(images) > 1:
                 self.daemon.discard(images[-1])
 
-    def with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
+    def build_with_buildx(self, context: Path, arguments: Mapping[str, str], network: str, line: Line) -> str:
         with tempfile.TemporaryDirectory() as directory:
             id_file = Path(directory) / "id"
             command = ["docker", "buildx", "build", "--builder", "default", "--progress", "plain", "--no-cache",

@@ -23,7 +23,7 @@ import requests.exceptions
 from ground.files import locked
 from images import ImagesError
 from images.engine.builder import Builder
-from images.engine.store import ListedImage, Store, parse_images, store_of
+from images.engine.store import ListedImage, Store, parse_images, select_store
 from images.host import HostError, choose_engine
 
 # Ownership of build containers, also after an interrupted build: each has its build's mark as a label.
@@ -35,7 +35,7 @@ LONGEST = 4096
 KEPT_S = 30 * 86400.0  # of what is never judged; no build takes so long
 
 
-def engine_of(info: Mapping[str, Any], address: str) -> str:
+def identify_engine(info: Mapping[str, Any], address: str) -> str:
     """Identify the engine by its own id: machines that share a tree have one each at the same address.
 
     An engine without an id is identified by its address, with the machine's name for a socket.
@@ -77,7 +77,7 @@ class Marks:
                 os.close(self._fd)
                 self._own = ""
 
-    def dead(self) -> Iterator[Path]:
+    def lock_dead(self) -> Iterator[Path]:
         """Yield the marks of dead builds, each locked until the next one is requested."""
         for path in sorted(self.directory.iterdir()) if self.directory.is_dir() else ():
             try:
@@ -115,21 +115,21 @@ class DockerEngine:
     def __init__(self, builder: str = "classic", marks: Path | None = None) -> None:
         """Connect to the engine. `marks` is the directory by which the next build cleans up after this one."""
         self.builder = Builder(builder, self)
-        where, chosen_by = self.chosen()
+        where, chosen_by = self.choose()
         try:
             self.client = docker.from_env(timeout=600)  # it asks for the engine's version, and so whether it answers
         except docker.errors.DockerException as error:
             start = "`make images` installs and starts one; DOCKER_HOST names another"
             raise ImagesError(
                 "reach the docker engine",
-                f"no answer at {where}: {innermost(error)}",
+                f"no answer at {where}: {find_innermost(error)}",
                 hint=f"{chosen_by} says so; without it `make images` starts this machine's own" if chosen_by else start,
             ) from error
         self.api = self.client.api
-        self.marks = Marks(marks, engine_of(self.info, where)) if marks else None
+        self.marks = Marks(marks, identify_engine(self.info, where)) if marks else None
 
     @staticmethod
-    def chosen() -> tuple[str, str]:
+    def choose() -> tuple[str, str]:
         try:
             return choose_engine(os.environ)
         except HostError as error:
@@ -140,7 +140,7 @@ class DockerEngine:
         return str(self.api.version().get("Arch", "amd64"))
 
     def images(self) -> list[ListedImage]:
-        with answering("list the images"):
+        with translate_errors("list the images"):
             listed = self.api.images(all=False)
         present = parse_images(listed)
         if present is None:
@@ -148,20 +148,20 @@ class DockerEngine:
         return present
 
     def inspect(self, reference: str) -> Mapping[str, Any]:
-        with answering(f"inspect {reference}"):
+        with translate_errors(f"inspect {reference}"):
             image: Mapping[str, Any] = self.api.inspect_image(reference)
             return image
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
-        with answering("ask what it is"):
+        with translate_errors("ask what it is"):
             info = self.api.info()
         return info if isinstance(info, dict) else {}
 
     @cached_property
     def store(self) -> Store:
-        with answering("ask what it is"):
-            return store_of(self.info, self)
+        with translate_errors("ask what it is"):
+            return select_store(self.info, self)
 
     def image_id(self, reference: str) -> str:
         """Return the configuration's digest, which may differ from the engine's own id."""
@@ -176,11 +176,11 @@ class DockerEngine:
 
     def tag(self, reference: str, target: str) -> None:
         repository, _, tag = target.rpartition(":")
-        with answering(f"tag {target}"):
+        with translate_errors(f"tag {target}"):
             self.api.tag(reference, repository, tag, force=True)
 
     def untag(self, target: str) -> None:
-        with answering(f"remove {target}"), suppress(docker.errors.ImageNotFound):
+        with translate_errors(f"remove {target}"), suppress(docker.errors.ImageNotFound):
             self.api.remove_image(target, noprune=True)
 
     def discard(self, image_id: str) -> None:
@@ -209,27 +209,27 @@ class DockerEngine:
         return ""
 
     def pull(self, reference: str, arch: str = "") -> None:
-        with answering(f"pull {reference}"):
+        with translate_errors(f"pull {reference}"):
             self.api.pull(reference, platform=f"linux/{arch}" if arch and arch != self.arch else None)
 
     def push(self, target: str, login: Mapping[str, str] | None) -> Generator[Mapping[str, Any], None, None]:
         repository, _, tag = target.rpartition(":")
-        with answering(f"push {target}"):
+        with translate_errors(f"push {target}"):
             yield from self.api.push(repository, tag, stream=True, decode=True, auth_config=login)
 
     def save(self, reference: str) -> Iterator[bytes]:
-        with answering(f"save {reference}"):
+        with translate_errors(f"save {reference}"):
             yield from self.api.get_image(reference)
 
     def load(self, data: bytes | IO[bytes]) -> None:
-        with answering("load an image"):
+        with translate_errors("load an image"):
             for event in self.api.load_image(data):
                 if "error" in event:
                     raise ImagesError("load an image", str(event["error"]).strip())
 
     def import_root(self, data: IO[bytes]) -> str:
         """Import a root file system as an image of one layer."""
-        with answering("import the root"):
+        with translate_errors("import the root"):
             answer = self.api.import_image_from_data(data)
         for line in filter(None, answer.splitlines()):
             event = json.loads(line)
@@ -241,7 +241,7 @@ class DockerEngine:
 
     def build(self, context: IO[bytes], arguments: Mapping[str, str], network: str) -> Iterator[Mapping[str, Any]]:
         """Run the engine's own builder on a packed context; yield its events."""
-        with answering("build"):
+        with translate_errors("build"):
             yield from self.api.build(
                 fileobj=context, custom_context=True, decode=True, nocache=True, rm=True, forcerm=True,
                 buildargs=dict(arguments), network_mode=network or None,
@@ -258,8 +258,8 @@ class DockerEngine:
         The next build tries again for what cannot be removed now.
         """
         removed = 0
-        for mark in self.marks.dead() if self.marks else ():
-            with suppress(ImagesError), answering("remove what a build left"):
+        for mark in self.marks.lock_dead() if self.marks else ():
+            with suppress(ImagesError), translate_errors("remove what a build left"):
                 # The newest first, as the engine lists them: a step before what lends it the tools.
                 for leftover in self.api.containers(all=True, filters={"label": f"{LABEL}={mark.name}"}):
                     with suppress(docker.errors.NotFound):
@@ -276,7 +276,7 @@ class DockerEngine:
     @contextmanager
     def container(self, image: str, volumes: Sequence[str] = ()) -> Iterator[str]:
         """Create a container without starting it, to read an image; `volumes` are directories to share."""
-        with answering(f"look into {image}"):
+        with translate_errors(f"look into {image}"):
             created = self.api.create_container(image, ["/nothing"], entrypoint=["/nothing"], volumes=list(volumes),
                                              labels=self.labels)["Id"]  # fmt: skip
         try:
@@ -285,11 +285,11 @@ class DockerEngine:
             self.api.remove_container(created, force=True, v=True)
 
     @contextmanager
-    def working(
+    def prepare_step(
         self, image: str, script: str, environment: Mapping[str, str], network: str, tools: str, at: str
     ) -> Iterator[DockerStep]:
         """Prepare a shell in an image, with the directory `at` of the image `tools`; the caller starts it."""
-        with self.container(tools, [at]) as lender, answering("run the step"):
+        with self.container(tools, [at]) as lender, translate_errors("run the step"):
             # Not the engine's own choice: docker cannot read the logs of every driver.
             logs = docker.types.LogConfig(type=docker.types.LogConfig.types.JSON)
             host = self.api.create_host_config(volumes_from=[lender], network_mode=network or None, log_config=logs)
@@ -307,7 +307,7 @@ class DockerEngine:
         """Read a path of a container as a tar."""
         spooled = tempfile.SpooledTemporaryFile(max_size=64 << 20)  # noqa: SIM115  # the tar reads on from it
         try:
-            with answering(f"read {path}"):
+            with translate_errors(f"read {path}"):
                 for piece in self.api.get_archive(container, path)[0]:
                     spooled.write(piece)
         except docker.errors.NotFound as error:
@@ -333,13 +333,13 @@ class DockerStep:
             yield from (text.decode(errors="replace") for text in whole)
         yield rest.decode(errors="replace")
 
-    def made(self) -> tuple[int, str]:
+    def finish(self) -> tuple[int, str]:
         status = int(self.api.wait(self.container)["StatusCode"])
         return status, "" if status else str(self.api.commit(self.container)["Id"])
 
 
 @contextmanager
-def answering(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Translate the errors of the engine and of the connection to ImagesError."""
     try:
         yield
@@ -348,10 +348,10 @@ def answering(what: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         raise ImagesError(what, str(error.explanation or error).strip()) from error
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise ImagesError(what, f"the engine went away: {innermost(error)}") from error
+        raise ImagesError(what, f"the engine went away: {find_innermost(error)}") from error
 
 
-def innermost(error: BaseException) -> str:
+def find_innermost(error: BaseException) -> str:
     while error.__context__ is not None and not isinstance(error, OSError):
         error = error.__context__
     return str(getattr(error, "strerror", None) or error)

@@ -81,7 +81,7 @@ class Additions:
     created_by: str = ""
 
 
-def config(
+def make_config(
     parent: Mapping[str, Any] | None, parent_layers: int, diff_ids: Sequence[str], add: Additions, *, arch: str,
     epoch: int,
 ) -> Config:  # fmt: skip
@@ -147,7 +147,7 @@ class Store(Protocol):
         """
 
 
-def store_of(info: Mapping[str, Any], daemon: StoreEngine) -> Store:
+def select_store(info: Mapping[str, Any], daemon: StoreEngine) -> Store:
     """Select the store by the engine's reply to `docker info`."""
     status = {str(pair[0]): str(pair[1]) for pair in info.get("DriverStatus") or () if len(pair) == 2}
     if status.get("driver-type", "").startswith("io.containerd."):
@@ -168,9 +168,9 @@ class GraphDriver:
         # The names of layers that are not in the stream: the engine only counts them.
         layers = [f"{diff_id.removeprefix('sha256:')}/layer.tar" for diff_id in config.diff_ids]
         name = f"{config.id.removeprefix('sha256:')}.json"
-        self.daemon.load(stream({name: config.data, "manifest.json": json_bytes([
+        self.daemon.load(pack_stream({name: config.data, "manifest.json": json_bytes([
             {"Config": name, "RepoTags": None, "Layers": layers}])}))  # fmt: skip
-        return taken(self.daemon, config.id)
+        return require_image(self.daemon, config.id)
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class ContentStore:
             "layers": [blob.descriptor for blob in packed.layers],
         })  # fmt: skip
         whole = descriptor(MANIFEST, manifest)
-        layout = stream({
+        layout = pack_stream({
             blob_path(config.id): config.data,
             blob_path(whole["digest"]): manifest,
             "index.json": json_bytes({"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": [whole]}),
@@ -207,7 +207,7 @@ class ContentStore:
         self.daemon.discard(built)
         self.daemon.load(layout)
         self.known[whole["digest"]] = config.id
-        return taken(self.daemon, whole["digest"])
+        return require_image(self.daemon, whole["digest"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ def json_bytes(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def stream(files: Mapping[str, bytes]) -> bytes:
+def pack_stream(files: Mapping[str, bytes]) -> bytes:
     """Build the stream that `docker load` takes."""
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
@@ -278,7 +278,7 @@ def stream(files: Mapping[str, bytes]) -> bytes:
     return whole.getvalue()
 
 
-def taken(daemon: StoreEngine, reference: str) -> str:
+def require_image(daemon: StoreEngine, reference: str) -> str:
     if not daemon.has(reference):
         raise ImagesError("name the image", f"the engine took {reference} and does not have it")
     return reference

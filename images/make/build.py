@@ -31,7 +31,7 @@ from typing import IO, Any, TextIO, cast
 from ground.commands import ran
 from images import ImagesError
 from images.archive import apt, bootstrap
-from images.archive.apt import BaseFiles, Origin, deb822, one_line
+from images.archive.apt import BaseFiles, Origin, parse_deb822, parse_one_line
 from images.archive.lock import LockContext
 from images.definition.spec import UNFILLED, AptSource, EntryKind, Pin
 from images.engine import store
@@ -337,7 +337,7 @@ class Maker:
         base_ids = list(base["RootFS"]["Layers"]) if base else []
         if diff_ids[: len(base_ids)] != base_ids:
             raise ImagesError("name the image", f"{image.key} is not built on {image.step.base}")
-        config = store.config(
+        config = store.make_config(
             base.get("Config"),
             len(base_ids),
             diff_ids,
@@ -442,9 +442,9 @@ def read_origins(files: dict[str, bytes], directory: Path) -> list[Origin]:
     origins: list[Origin] = []
     for path, data in sorted(files.items()):
         if path == "/etc/apt/sources.list" or (path.startswith("/etc/apt/sources.list.d/") and path.endswith(".list")):
-            origins += one_line(data.decode())
+            origins += parse_one_line(data.decode())
         elif path.startswith("/etc/apt/sources.list.d/") and path.endswith(".sources"):
-            origins += deb822(data.decode())
+            origins += parse_deb822(data.decode())
     return [replace(origin, keyring=unpack_key(origin.keyring, files, directory)) for origin in origins]
 
 

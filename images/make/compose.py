@@ -77,15 +77,15 @@ def fetch_files(image: PlannedImage, place: LockContext) -> list[Entry]:
     available = map_pins(place)
     for name in layer.downloads.of(place.choice):
         pin = available[name]
-        path = fetch(apt.in_archive(pin, place.definition, place.settings), place.downloads, place.settings)
+        path = fetch(apt.resolve_archive_pin(pin, place.definition, place.settings), place.downloads, place.settings)
         entries.append(content.file(f"usr/src/minivm/{file_name(pin)}", path))
     for source in list_enabled_sources(layer, place):
         if not source.uri:
             text = apt.image_suite(source, place.variant)
             entries.append(content.file(f"etc/apt/sources.list.d/{source.name}.sources", text.encode()))
             continue
-        key = apt.keyring(source, place.definition, place.settings, place.downloads)
-        entries.append(content.file(apt.image_keyring(source, place.definition), key))
+        key = apt.fetch_keyring(source, place.definition, place.settings, place.downloads)
+        entries.append(content.file(apt.name_image_keyring(source, place.definition), key))
     return entries
 
 
@@ -269,7 +269,7 @@ class Composer:
             else:
                 inputs[f"suite of {source.name}"] = digest(repr(source))
             if source.pin is not None:
-                text = apt.preferences(source)
+                text = apt.make_preferences(source)
                 entries.append(content.file(f"etc/apt/preferences.d/{source.name}.pref", text.encode()))
         return inputs
 

@@ -379,7 +379,9 @@ def test_another_configuration_over_the_same_layers_is_another_image(small: Smal
     image = small.build(small.open())["layer:one"].image
     inspected = engine.inspect(image.reference)
     diff_ids = inspected["RootFS"]["Layers"]
-    made = store.config(inspected["Config"], 0, diff_ids, store.Additions(env={"OTHER": "one"}), arch="amd64", epoch=1)
+    made = store.make_config(
+        inspected["Config"], 0, diff_ids, store.Additions(env={"OTHER": "one"}), arch="amd64", epoch=1
+    )
     assert made.id != engine.image_id(image.reference)
     adopted = engine.store.take_over(image.reference, made)
     try:

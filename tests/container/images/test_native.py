@@ -15,7 +15,7 @@ import pytest
 
 from ground.files import locked
 from images.engine.builder import StepFailed, Tools
-from images.engine.docker import DockerEngine, Marks, engine_of
+from images.engine.docker import DockerEngine, Marks, identify_engine
 from images.make import build, content
 from tests.container.world import root_image
 from tests.support.engine_images import if_there
@@ -201,10 +201,10 @@ def test_a_mark_of_another_engine_waits_for_that_one(tmp_path: Path) -> None:
         "import pathlib, sys; from images.engine.docker import Marks; Marks(pathlib.Path(sys.argv[1]), 'one').own()"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
-    assert not list(Marks(tmp_path, "another").dead())
+    assert not list(Marks(tmp_path, "another").lock_dead())
     alive = Marks(tmp_path, "one")
     alive.own()
-    assert len(list(alive.dead())) == 1
+    assert len(list(alive.lock_dead())) == 1
 
 
 def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: DockerEngine, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_engine_is_known_by_its_own_word_and_else_by_the_machine(engine: Doc
     mine = DockerEngine("classic", tmp_path)
     assert mine.marks and (tmp_path / mine.marks.own()).read_text() == engine.api.info()["ID"]
     socket, host = "unix:///var/run/docker.sock", os.uname().nodename
-    assert (engine_of({"ID": ""}, socket), engine_of({}, "tcp://e:1")) == (f"{host} {socket}", "tcp://e:1")
+    assert (identify_engine({"ID": ""}, socket), identify_engine({}, "tcp://e:1")) == (f"{host} {socket}", "tcp://e:1")
 
 
 def test_two_builds_that_find_one_mark_do_not_stumble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]  # ships no types
 
-from images.architectures import own as arch
+from images.architectures import read_own as arch
 from images.archive import wheels
 from images.archive.lock import LockContext
 from images.archive.wheels import Wheel

@@ -14,7 +14,7 @@ from images import architectures
 from tests.container.init_pods import IMAGES, Pod, World, slurm_conf, world
 from tests.waiting import until
 
-OTHER = next(arch for arch in architectures.KNOWN if arch != architectures.own())
+OTHER = next(arch for arch in architectures.KNOWN if arch != architectures.read_own())
 MACHINE = architectures.KNOWN[OTHER].machine
 # A busy machine, and every program takes several times as long.
 PATIENCE = 600.0
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.docker,
     pytest.mark.cluster,
     pytest.mark.timeout(3 * PATIENCE),
-    pytest.mark.skipif(bool(architectures.refusal(OTHER)), reason=f"{architectures.refusal(OTHER)}"),
+    pytest.mark.skipif(bool(architectures.explain_refusal(OTHER)), reason=f"{architectures.explain_refusal(OTHER)}"),
 ]
 
 

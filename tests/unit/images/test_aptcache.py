@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import ImagesError
-from images.archive.fetch import cache
+from images.archive.fetch import run_cache
 
 PACKAGE = b"package " * 1000
 
@@ -48,7 +48,7 @@ def mirror() -> Iterator[str]:
 
 @pytest.fixture
 def get(tmp_path: Path) -> Iterator[Callable[[str], bytes]]:
-    with cache(tmp_path / "kept", "") as address:
+    with run_cache(tmp_path / "kept", "") as address:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": address}))
 
         def through(url: str) -> bytes:
@@ -89,7 +89,7 @@ def test_a_mirror_that_is_away_is_a_bad_gateway(get: Callable[[str], bytes]) -> 
 
 
 def test_a_sites_own_proxy_is_the_way_out(mirror: str, tmp_path: Path) -> None:
-    with cache(tmp_path / "kept", mirror) as address:
+    with run_cache(tmp_path / "kept", mirror) as address:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": address}))
         with opener.open("http://nowhere.invalid/x_1_amd64.deb", timeout=10) as answer:
             assert answer.read() == PACKAGE
@@ -98,5 +98,5 @@ def test_a_sites_own_proxy_is_the_way_out(mirror: str, tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ImagesError, match="apt_cache"), cache(tmp_path / "file/kept", ""):
+    with pytest.raises(ImagesError, match="apt_cache"), run_cache(tmp_path / "file/kept", ""):
         pass

@@ -29,7 +29,7 @@ from images.settings import BuildSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFINITION = load(ROOT)
-OWN = architectures.own()
+OWN = architectures.read_own()
 OTHER = "amd64" if OWN == "arm64" else "arm64"
 
 
@@ -234,24 +234,26 @@ def test_who_runs_an_architectures_programs_is_told_by_what_it_is_registered_for
     """
     other = QEMU.format(interpreter="/usr/bin/rosetta", flags="POCF", machine="b700")
     mine = QEMU.format(interpreter="/usr/bin/qemu-riscv64-static", flags="F", machine="f300")
-    found = architectures.entry(
+    found = architectures.find_interpreter(
         "arm64", registry(tmp_path, riscv=mine, somebodys=other, python3="enabled\nextension .py\n")
     )
     assert found == architectures.Interpreter("somebodys", "/usr/bin/rosetta", "POCF")
-    assert architectures.refusal("arm64", tmp_path) is None
+    assert architectures.explain_refusal("arm64", tmp_path) is None
 
 
 def test_where_nobody_runs_them_or_not_in_containers_it_says_so(tmp_path: Path) -> None:
-    assert "nothing is registered" in str(architectures.refusal("arm64", tmp_path / "not-mounted"))
+    assert "nothing is registered" in str(architectures.explain_refusal("arm64", tmp_path / "not-mounted"))
     text = QEMU.format(interpreter="/usr/bin/qemu-aarch64", flags="OC", machine="b700")
     registry(tmp_path, aarch=text)
-    assert "lacks the flag F" in str(architectures.refusal("arm64", tmp_path))
+    assert "lacks the flag F" in str(architectures.explain_refusal("arm64", tmp_path))
     registry(tmp_path, aarch=text.replace("enabled", "disabled"))
-    assert "nothing is registered" in str(architectures.refusal("arm64", tmp_path))
+    assert "nothing is registered" in str(architectures.explain_refusal("arm64", tmp_path))
 
 
 def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
-    _, name, kind, offset, magic, mask, interpreter, flags = architectures.line("arm64").decode().split(":")
+    _, name, kind, offset, magic, mask, interpreter, flags = (
+        architectures.make_registration("arm64").decode().split(":")
+    )
     assert (name, kind, offset, interpreter) == ("qemu-aarch64", "M", "", "/usr/bin/qemu-aarch64-static")
     assert "F" in flags
     # The first bytes of that machine's /bin/true, after masking, equal the magic.
@@ -264,7 +266,7 @@ def test_what_the_kernel_is_told_is_an_elf_file_of_that_machine() -> None:
 
 def told(engine: str, settings: BuildSettings, arch: str, bootstrapped: bool, where: str = OWN_ENGINE) -> str:
     session = Session(ROOT, settings, DEFINITION, place(arch))
-    session._engine = cast("DockerEngine", SimpleNamespace(arch=engine, chosen=lambda: (where, "DOCKER_HOST")))
+    session._engine = cast("DockerEngine", SimpleNamespace(arch=engine, choose=lambda: (where, "DOCKER_HOST")))
     try:
         session.check_architecture([cast("PlannedImage", SimpleNamespace(is_bootstrapped=bootstrapped))])
     except ImagesError as error:
@@ -273,7 +275,7 @@ def told(engine: str, settings: BuildSettings, arch: str, bootstrapped: bool, wh
 
 
 def test_a_build_that_cannot_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "refusal", lambda arch: f"no {arch} here")
+    monkeypatch.setattr(architectures, "explain_refusal", lambda arch: f"no {arch} here")
     far = "tcp://builder.site:2376"
     asked = BuildSettings(arch=OTHER)
     assert told(OWN, BuildSettings(), OWN, True) == ""
@@ -303,10 +305,10 @@ def test_the_host_script_says_which_architectures_there_are() -> None:
 def test_the_kernel_is_told_where_nobody_has_told_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "register").touch()
     monkeypatch.setattr(architectures, "REGISTRY", tmp_path)
-    monkeypatch.setattr(architectures, "entry", lambda arch: None)
+    monkeypatch.setattr(architectures, "find_interpreter", lambda arch: None)
     monkeypatch.setattr(host, "apt_install", lambda packages: None)
     host.register(OTHER)
-    assert (tmp_path / "register").read_bytes() == architectures.line(OTHER)
+    assert (tmp_path / "register").read_bytes() == architectures.make_registration(OTHER)
     # A kernel that refuses the registration, for example in a container.
     (tmp_path / "register").unlink()
     (tmp_path / "register").mkdir()

@@ -42,7 +42,7 @@ def test_one_that_runs_everywhere_is_locked_for_every_architecture_whatever_pyth
     path = made(index, "kube", tag="any", files=MODULES)
     found = wheels.resolve(Libraries({"kubernetes": ("kube==13.5.*",)}), BuildSettings())
     assert {(wheel.arch, wheel.file) for wheel in found.wheels} == {("amd64", path.name), ("arm64", path.name)}
-    assert wheels.changes(None, found)[0] == "python: kube not there -> 13.5.1 (amd64)"
+    assert wheels.list_changes(None, found)[0] == "python: kube not there -> 13.5.1 (amd64)"
 
 
 def test_it_lies_whole_beside_debians_modules_and_not_among_them(index: Path, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_layer_that_asks_for_one_is_told_where_nobody_has_locked_it(tmp_path: 
     layer = place().definition.layers["fleet"]
     with pytest.raises(ImagesError, match="the wheels of Python were never resolved"):
         toolkit.select_libraries(place(tmp_path), layer)
-    assert wheels.stale(place(tmp_path), ["fleet"]) == ["the wheels of Python"]
-    assert wheels.stale(place(tmp_path), ["controller"]) == []
+    assert wheels.list_stale(place(tmp_path), ["fleet"]) == ["the wheels of Python"]
+    assert wheels.list_stale(place(tmp_path), ["controller"]) == []
     assert toolkit.select_libraries(place(tmp_path), replace(layer, python=Selected())) == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 from images import ImagesError
 from images.archive.apt import URI, resolution_error
 from images.archive.lock import WantedPackages, find_stale
-from images.archive.locked import LockedPackage, LockRequest, Slice, changes, from_json, list_vanished, to_json
+from images.archive.locked import LockedPackage, LockRequest, Slice, from_json, list_changes, list_vanished, to_json
 from images.definition.spec import Layer
 
 REQUEST = LockRequest(("less",), "root", ("trixie main",))
@@ -53,7 +53,7 @@ def test_an_archive_that_has_everything_lost_nothing() -> None:
 
 def test_a_new_lock_is_told_by_package() -> None:
     after = Slice("os", REQUEST, (replace(LESS, version="669-1"),))
-    assert changes([SLICE], [after]) == ["os: less 668-1 -> 669-1", "os: libtinfo6 6.5 -> not there"]
+    assert list_changes([SLICE], [after]) == ["os: less 668-1 -> 669-1", "os: libtinfo6 6.5 -> not there"]
 
 
 def test_a_slice_that_was_resolved_for_another_request_is_stale() -> None:

@@ -29,7 +29,7 @@ def test_a_mark_that_nobody_will_judge_goes_after_a_while(tmp_path: Path) -> Non
             age(path)
             if name == "dead" or age is str:
                 kept.add(path.name)
-    found = [path.name for path in Marks(tmp_path, "here").dead()]
+    found = [path.name for path in Marks(tmp_path, "here").lock_dead()]
     assert found == ["dead-aged", "dead-str"]
     assert {path.name for path in tmp_path.iterdir()} == kept
     living.release()

@@ -10,7 +10,7 @@ import pytest
 
 from images import ImagesError
 from images.archive import apt
-from images.archive.apt import Origin, deb822, one_line
+from images.archive.apt import Origin, parse_deb822, parse_one_line
 from images.definition.spec import AptSource, SlurmSource, Variant
 from images.make.build import read_members
 from images.settings import BuildSettings
@@ -44,14 +44,14 @@ Components: main
 
 
 def test_one_line_sources_are_read() -> None:
-    assert one_line(LINES) == [
+    assert parse_one_line(LINES) == [
         Origin("base", "http://a.invalid/debian", ("trixie",), ("main", "contrib"), KEY),
         Origin("base", "http://a.invalid/debian", ("trixie-updates",), ("main",), Path()),
     ]
 
 
 def test_deb822_sources_are_read_and_what_is_off_or_source_is_left_out() -> None:
-    assert deb822(STANZAS) == [
+    assert parse_deb822(STANZAS) == [
         Origin("base", "http://a.invalid/debian", ("trixie", "trixie-updates"), ("main", "contrib"), KEY)
     ]
 
@@ -60,8 +60,8 @@ def test_deb822_sources_are_read_and_what_is_off_or_source_is_left_out() -> None
 def variant(monkeypatch: pytest.MonkeyPatch) -> Variant:
     text = "deb http://d.invalid/debian x main\ndeb http://d.invalid/debian x-updates main\n"
     text += "deb http://s.invalid/security x-security main\n"
-    monkeypatch.setattr(apt, "default_sources", lambda suite, components: tuple(one_line(text)))
-    monkeypatch.setattr(apt, "host_uris", lambda: {"debian": "http://host.invalid/debian"})
+    monkeypatch.setattr(apt, "read_default_sources", lambda suite, components: tuple(parse_one_line(text)))
+    monkeypatch.setattr(apt, "read_host_uris", lambda: {"debian": "http://host.invalid/debian"})
     return Variant("debian", "x", "3.13", SlurmSource.PACKAGE, "x")
 
 
@@ -90,8 +90,8 @@ def test_a_mirror_for_a_repository_that_does_not_exist_is_an_error(variant: Vari
 
 def test_priority_is_given_by_host() -> None:
     source = AptSource("cuda", "https://v.invalid:8443/repo", ("/",), (), "key", 600)
-    assert 'Pin: origin "v.invalid"' in apt.preferences(source)
-    assert "Pin-Priority: 600" in apt.preferences(source)
+    assert 'Pin: origin "v.invalid"' in apt.make_preferences(source)
+    assert "Pin-Priority: 600" in apt.make_preferences(source)
 
 
 def test_a_key_that_is_a_link_is_what_it_leads_to() -> None:

@@ -15,7 +15,7 @@ from images.archive.lock import LockContext
 from images.archive.locked import LockedPackage, LockRequest, Slice
 from images.definition.load import load, read_yaml
 from images.definition.spec import BuildChoice, SlurmSource
-from images.engine.store import Additions, config
+from images.engine.store import Additions, make_config
 from images.make.compose import Composer
 from images.make.content import Entry, make_entrypoint
 from images.make.plan import Composed, PlannedImage, list_changed
@@ -210,7 +210,7 @@ def test_an_image_whose_only_program_needs_no_rights_says_whom_it_runs_as() -> N
 def image_config(**values: object) -> bytes:
     parent = {"Env": ["PATH=/bin", "A=1"], "Labels": {"of": "the parent"}, "Cmd": ["/bin/bash"], "Hostname": "built-on"}
     add = Additions(env={"B": "2"}, ports=(22,), entrypoint=("/init",), stop_signal="SIGTERM", labels={"x": "y"})
-    return config(parent, 1, ["sha256:a", "sha256:b"], replace(add, **values), arch="amd64", epoch=0).data  # type: ignore[arg-type]  # the test's own values
+    return make_config(parent, 1, ["sha256:a", "sha256:b"], replace(add, **values), arch="amd64", epoch=0).data  # type: ignore[arg-type]  # the test's own values
 
 
 def test_the_configuration_holds_what_we_say_and_nothing_of_the_builder() -> None:

@@ -118,7 +118,7 @@ def test_facts_of_a_service_that_is_not_there_are_an_error() -> None:
 
 
 def test_nothing_but_the_named_packages_comes_from_the_other_suite() -> None:
-    never, named = apt.preferences(NEWER).split("\n\n")
+    never, named = apt.make_preferences(NEWER).split("\n\n")
     assert never == "Package: *\nPin: release n=next\nPin-Priority: -1"
     assert named == "Package: slurm* libllhttp*\nPin: release n=next\nPin-Priority: 990\n"
 
@@ -227,7 +227,7 @@ def test_a_pin_in_the_archive_is_fetched_from_the_sites_mirror(tmp_path: Path) -
     pin = DEFINITION.versions.pins["slurm"]
     (tmp_path / "served").mkdir()
     settings = BuildSettings(mirrors=f"debian=file://{tmp_path}/served")
-    found = apt.in_archive(pin, DEFINITION, settings)
+    found = apt.resolve_archive_pin(pin, DEFINITION, settings)
     assert found.url == f"file://{tmp_path}/served/{pin.url.removeprefix('archive:')}"
     with pytest.raises(ImagesError, match="No such file or directory") as caught:
         fetch(found, tmp_path / "kept", settings)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from images import ImagesError
-from images.engine.store import Config, ContentStore, GraphDriver, read, store_of
+from images.engine.store import Config, ContentStore, GraphDriver, read, select_store
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "recordings/docker"
 CONTENT_STORES = sorted(path.stem.removeprefix("save-") for path in RECORDINGS.glob("save-*-containerd.tar"))
@@ -64,7 +64,7 @@ def ours(engine: Recorded) -> Config:
 @pytest.mark.parametrize("path", sorted(RECORDINGS.glob("info-*.json")), ids=lambda path: path.stem)
 def test_an_engine_tells_how_it_keeps_images(path: Path) -> None:
     expected = ContentStore if path.stem.endswith("-containerd") else GraphDriver
-    store = store_of(json.loads(path.read_text()), Recorded(CONTENT_STORES[0]))
+    store = select_store(json.loads(path.read_text()), Recorded(CONTENT_STORES[0]))
     assert type(store) is expected
 
 

@@ -129,10 +129,11 @@ def test_the_lock_names_no_host_and_reads_back(index: Path, tmp_path: Path) -> N
     wheels.write(place, CUDA, found)
     text = wheels.lock_file(place, CUDA).read_text()
     assert "://" not in text and wheels.read(place, CUDA) == found
-    assert wheels.changes(None, found)[0] == "cuda 13.5: nvidia-cuda-runtime not there -> 13.5.1 (amd64)"
+    assert wheels.list_changes(None, found)[0] == "cuda 13.5: nvidia-cuda-runtime not there -> 13.5.1 (amd64)"
     other = replace(found, wheels=tuple(replace(w, sha256="0" * 64) for w in found.wheels))
     assert (
-        wheels.changes(found, other)[0] == "cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64) is another file than it was"
+        wheels.list_changes(found, other)[0]
+        == "cuda 13.5: nvidia-cuda-runtime 13.5.1 (amd64) is another file than it was"
     )
 
 
