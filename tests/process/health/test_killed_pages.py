@@ -195,7 +195,7 @@ def read_box(world: World) -> bytes:
 
 @pytest.mark.parametrize("kind", ["prolog", "epilog"])
 def test_a_runner_killed_at_its_box_leaves_a_named_gap_and_no_file(tmp_path: Path, kind: str) -> None:
-    """Of a requeued job: the box of the run before, with a lost link and a failed step, is there already."""
+    """Kill the runner of a requeued job whose box of the earlier run has a lost link and a failed step."""
     world = World(tmp_path / "world")
     world.script("prolog.d/10-x", "#!/bin/sh\nexit 0\n")
     world.script("epilog.d/10-x", "#!/bin/sh\nexit 0\n")
